@@ -1,0 +1,39 @@
+# The front door. Every verb makes the environment that it needs:
+#   make demo    run the embedded model on a few prompts
+#   make test    format, lint, types, contracts, default suite (CPU)
+#   make golden  the tests that read the golden checkpoints (DEEPINFER_GOLDEN)
+#   make format  rewrite the files in the house style
+
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Hypothesis profile: dev (50 examples), ci (500, derandomised), soak.
+PROFILE ?= dev
+BIN := .venv/bin
+
+.PHONY: demo test golden format clean
+
+demo: .venv/stamp
+	$(BIN)/deepinfer generate --model nano --input examples/prompts.jsonl --output answers.jsonl
+	@cat answers.jsonl
+
+test: .venv/stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/pytest --hypothesis-profile=$(PROFILE)
+
+golden: .venv/stamp
+	$(BIN)/pytest -m golden
+
+format: .venv/stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build *.egg-info answers.jsonl
+
+.venv/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@

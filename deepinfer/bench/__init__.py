@@ -1,0 +1,1 @@
+"""Benchmarks: what was measured, against which floor and which peer, in one record format."""

@@ -1,0 +1,256 @@
+"""Bench of the GPU kernels: `python -m deepinfer.bench.gpu --json result.json [--only NAME]`.
+
+Each line compares ours with a floor and a peer of the same run. Correctness is the business of
+`tests/gpu`; here a wrong result only stops the line. Knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.bench import cases
+from deepinfer.bench.measure import Ceilings, Record, ceilings, eager_us, environment, graph_us
+from deepinfer.ops.experts import ExpertWeights, experts
+from deepinfer.ops.experts import triton as experts_kernels
+from deepinfer.ops.experts.plan import Tile, Tiles
+from deepinfer.ops.experts.plan import choose as choose_tiles
+from deepinfer.ops.experts.reference import plain_weight
+from deepinfer.ops.formats import Quantised, dequantise_fp8
+from deepinfer.ops.linear_fp8 import linear_fp8
+from deepinfer.ops.linear_fp8 import plan as linear_plan
+from deepinfer.ops.linear_fp8 import triton as linear_kernel
+from deepinfer.ops.mhc_boundary import mhc_boundary
+from deepinfer.ops.mhc_boundary import triton as mhc_kernels
+
+HIDDEN, INNER, CHOICES, LIMIT = 5120, 2304, 6, 10.0
+_ROTATE_BYTES = 400e6  # several times the L2 cache
+LINEARS = {
+    "wq_a": (1280, 5120),
+    "wq_b": (32768, 1280),
+    "wkv": (512, 5120),
+    "wo_b": (5120, 8192),
+    "shared w13": (4608, 5120),
+    "shared w2": (5120, 2304),
+}
+
+
+def _check(name: str, found: Tensor, wanted: Tensor, bound: float) -> None:
+    wide, true = found.double(), wanted.double()
+    error = ((wide - true).norm() / true.norm()).item()
+    if not error < bound:
+        raise SystemExit(f"{name}: relative error {error:.2e} is above {bound:.0e}")
+
+
+def _grouped(x: Quantised, ids: Tensor, weights: tuple[Tensor, Tensor]) -> Callable[[], Tensor]:
+    """The two bare products of the routed experts by torch, on sorted bf16 rows."""
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    ends = torch.bincount(flat, minlength=len(weights[0])).cumsum(0).to(torch.int32)
+    rows = dequantise_fp8(x).to(torch.bfloat16)[order // ids.shape[1]]
+    w13, w2 = (w.mT for w in weights)
+
+    def run() -> Tensor:
+        both = torch._grouped_mm(rows, w13, offs=ends)
+        return torch._grouped_mm(both[:, : w2.shape[1]].contiguous(), w2, offs=ends)
+
+    return run
+
+
+def _expert_cost(tokens: int, count: int, ids: Tensor, top: Ceilings) -> tuple[float, str]:
+    """Larger of reading each touched expert once and of the products, in microseconds."""
+    touched = len(torch.unique(ids))
+    read = touched * 3 * HIDDEN * INNER * 17 / 32 / top.read * 1e6
+    work = tokens * CHOICES * 6 * HIDDEN * INNER / top.matmul * 1e6
+    return (read, "weight read") if read > work else (work, "bf16 matmul")
+
+
+def bench_experts(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[Record]:
+    """Routed experts of an EP8 (48) and an EP64 (6) rank."""
+    for count, copies, sizes in ((48, 1, (8, 32, 64, 256, 1024, 4096)), (6, 4, (8, 64, 4096))):
+        stored = [cases.expert_weights(count, HIDDEN, INNER, device) for _ in range(copies)]
+        packed = [experts_kernels.pack(w) for w in stored]
+        plain = _decoded_experts(stored[0])
+        for tokens in sizes:
+            x = cases.activations(tokens, HIDDEN, device)
+            ids, share = cases.routing(tokens, count, CHOICES, device)
+            if tokens <= 64:
+                wanted = experts.reference(x, ids, share, stored[0], limit=LIMIT)
+                found = experts_kernels.experts(x, ids, share, packed[0], limit=LIMIT)
+                _check(f"experts {count} {tokens}", found, wanted, 5e-3)
+            peer, _ = graph_us([_grouped(x, ids, plain)], 4)
+            floor, kind = _expert_cost(tokens, count, ids, top)
+            for tiles in _tiles(tokens, count, sweep):
+                calls = [
+                    partial(experts_kernels.launch, x, ids, share, w, LIMIT, tiles) for w in packed
+                ]
+                ours, spread = graph_us(calls)
+                yield Record(
+                    "experts", f"E={count} T={tokens}", ours, floor, kind, spread,
+                    peer, "two torch._grouped_mm bf16", str([*map(list, tiles)]),
+                )  # fmt: skip
+
+
+def _decoded_experts(weights: ExpertWeights) -> tuple[Tensor, Tensor]:
+    """bf16 copies of both matrices, expert by expert to bound the fp32 in between."""
+    parts: list[Tensor] = []
+    for weight in weights:
+        rows = [
+            plain_weight(type(weight)(c, s)).to(torch.bfloat16)
+            for c, s in zip(weight.codes, weight.scale, strict=True)
+        ]
+        parts.append(torch.stack(rows))
+    return parts[0], parts[1]
+
+
+def _tiles(tokens: int, count: int, sweep: bool) -> list[Tiles]:
+    usual = choose_tiles(tokens, CHOICES, count)
+    if not sweep:
+        return [usual]
+    mean = tokens * CHOICES / count
+    found = [usual]
+    for tile in SWEEP:
+        pair = Tiles(tile, tile)
+        if mean / 2 <= tile.tokens <= max(16, 4 * mean) and pair not in found:
+            found.append(pair)
+    return found
+
+
+SWEEP = [
+    Tile(64, 16, 4, 4), Tile(64, 16, 4, 6), Tile(128, 16, 4, 3), Tile(128, 16, 8, 4),
+    Tile(256, 16, 8, 3), Tile(256, 16, 8, 5),
+    Tile(128, 64, 4, 3), Tile(128, 64, 8, 4), Tile(256, 64, 8, 3), Tile(256, 64, 8, 4),
+    Tile(128, 128, 4, 2), Tile(128, 128, 8, 3), Tile(256, 128, 8, 3),
+    Tile(128, 256, 8, 2), Tile(256, 64, 8, 2),
+]  # fmt: skip
+
+
+def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[Record]:
+    """FP8 linear layers of one transformer layer, each alone and all in a row."""
+    for tokens in (8, 64):
+        total, floor_total, peer_total = 0.0, 0.0, 0.0
+        for name, (out, columns) in LINEARS.items():
+            copies = max(2, min(64, int(_ROTATE_BYTES / (out * columns))))
+            stored = [cases.fp8_weight(out, columns, device) for _ in range(copies)]
+            packed = [linear_kernel.pack(w) for w in stored]
+            x = cases.activations(tokens, columns, device)
+            wanted = linear_fp8.reference(x, stored[0])
+            _check(name, linear_kernel.linear_fp8(x, packed[0]), wanted, 5e-3)
+            plain = dequantise_fp8(x).to(torch.bfloat16)
+            dense = [plain_weight(w).to(torch.bfloat16) for w in stored[: max(2, copies // 2)]]
+            peer, _ = graph_us([partial(torch.matmul, plain, w.mT) for w in dense])
+            floor = out * columns * (1 + 1 / 1024) / top.read * 1e6
+            usual, count = linear_plan.choose(tokens), linear_plan.segments(out, columns)
+            for tile, segments in _linear_plans(usual, count, columns, sweep):
+                calls = [partial(linear_kernel.launch, x, w, tile, segments) for w in packed]
+                ours, spread = graph_us(calls)
+                if (tile, segments) == (usual, count):
+                    total, peer_total = total + ours, peer_total + peer
+                    floor_total += floor
+                yield Record(
+                    f"linear {name}", f"{out}x{columns} T={tokens}", ours, floor, "weight read",
+                    spread, peer, "torch bf16 matmul", f"{list(tile)} segments {segments}",
+                )  # fmt: skip
+        yield Record(
+            "linear, one layer", f"all six T={tokens}", total, floor_total, "weight read", 0.0,
+            peer_total, "torch bf16 matmul", "sum of the lines above",
+        )  # fmt: skip
+
+
+def _linear_plans(usual: Tile, count: int, columns: int, sweep: bool) -> list[tuple[Any, int]]:
+    found: list[tuple[Any, int]] = [(usual, count)]
+    if sweep:
+        steps = columns // 128
+        near = [n for n in range(1, steps + 1) if steps % n == 0 and count / 3 <= n <= count * 3]
+        found += [(usual, n) for n in near if n != count]
+        other = linear_plan.Tile(128, usual.tokens, 8, 3)
+        found += [(other, n) for n in near]
+    return found
+
+
+def bench_boundary(device: torch.device, top: Ceilings, _sweep: bool) -> Iterator[Record]:
+    """The step between two sub-layers."""
+    stored = cases.hyper_weights(HIDDEN, device)
+    packed = mhc_kernels.pack(stored)
+    facts: dict[str, Any] = {"eps": 1e-6, "hc_eps": 1e-6, "iterations": 20, "quantise": True}
+    for tokens in (64, 1024):
+        copies = max(2, int(_ROTATE_BYTES / (tokens * HIDDEN * 8)))
+        inputs = [cases.boundary_inputs(tokens, HIDDEN, device) for _ in range(copies)]
+        wanted = mhc_boundary.reference(*inputs[0], stored, **facts)
+        found = mhc_kernels.mhc_boundary(*inputs[0], packed, **facts)
+        _check("mhc_boundary", found.hidden, wanted.hidden, 5e-3)
+        peer = eager_us(partial(_eager_boundary, *inputs[0], stored, facts))
+        calls = [partial(mhc_kernels.mhc_boundary, *given, packed, **facts) for given in inputs]
+        ours, spread = graph_us(calls)
+        floor = tokens * HIDDEN * 4 * 2 * 2 / top.copy * 1e6
+        yield Record(
+            "mhc_boundary", f"T={tokens}", ours, floor, "streams read and written", spread,
+            peer, "torch eager, fp32 sums",
+        )  # fmt: skip
+
+
+def _eager_boundary(
+    streams: Tensor, pending: Any, pre: Tensor, weights: Any, facts: dict[str, Any]
+) -> Tensor:
+    """The same step in plain torch with fp32 sums (the reference's fp64 would flatter us)."""
+    from deepinfer.ops.formats import quantise_fp8
+    from deepinfer.ops.mhc_boundary import split_coefficients
+    from deepinfer.ops.mhc_update.reference import mhc_update
+
+    streams = mhc_update(streams, pending)
+    flat = streams.flatten(1).float()
+    norm = torch.rsqrt(flat.square().mean(-1, keepdim=True) + facts["eps"])
+    split_coefficients(flat @ weights.fn.T * norm, weights, facts["iterations"], facts["hc_eps"])
+    plain = (streams.float() * pre.unsqueeze(-1)).sum(1).to(torch.bfloat16).float()
+    normed = plain * torch.rsqrt(plain.square().mean(-1, keepdim=True) + facts["eps"])
+    return quantise_fp8((weights.norm * normed).to(torch.bfloat16)).codes
+
+
+SUITES = {"experts": bench_experts, "linears": bench_linears, "boundary": bench_boundary}
+
+
+def main() -> None:
+    """Run the suites and print a table; with `--json` also write every record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file for the records, one a line")
+    parser.add_argument("--only", choices=sorted(SUITES), action="append", help="suites to run")
+    parser.add_argument("--sweep", action="store_true", help="also time other tiles")
+    parser.add_argument("--commit", default="", help="written into every record")
+    args = parser.parse_args()
+    device = torch.device("cuda", 0)
+    torch.manual_seed(time.time_ns() % 2**31)
+    top = ceilings(device)
+    head = f"read {top.read / 1e12:.2f} TB/s, copy {top.copy / 1e12:.2f} TB/s"
+    print(f"{head}, matmul {top.matmul / 1e12:.0f} TFLOP/s", flush=True)
+    common = (
+        environment(device)
+        | {"commit": args.commit}
+        | {f"ceiling_{k}": v for k, v in vars(top).items()}
+    )
+    lines: list[str] = []
+    with torch.inference_mode():
+        for name in args.only or SUITES:
+            for record in SUITES[name](device, top, args.sweep):
+                row = record.row()
+                lines.append(json.dumps(row | common))
+                speedup = f"{row['speedup']:5.2f}x" if row["speedup"] else "     -"
+                print(
+                    f"{record.name:20s} {record.shape:22s} {record.ours_us:9.1f} us  floor "
+                    f"{row['of_floor']:.2f} ({record.floor})  peer {speedup}  "
+                    f"spread {record.spread:.3f}  {record.note}",
+                    flush=True,
+                )
+                if args.json:
+                    args.json.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The engine: from a model name and texts to tokens and back."""

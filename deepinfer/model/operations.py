@@ -1,0 +1,119 @@
+"""The operations of the network, each bound to one implementation for good.
+
+Knows no weights: loading asks it how to pack them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from deepinfer.arch import Arch
+from deepinfer.errors import ConfigError
+from deepinfer.model.numerics import Numerics
+from deepinfer.ops.attention_inputs import attention_inputs
+from deepinfer.ops.compress import compress
+from deepinfer.ops.draft_attention import draft_attention
+from deepinfer.ops.engram_gate import engram_gate
+from deepinfer.ops.engram_rows import engram_rows
+from deepinfer.ops.experts import experts
+from deepinfer.ops.grouped_output import grouped_output
+from deepinfer.ops.head import head
+from deepinfer.ops.index_inputs import index_inputs
+from deepinfer.ops.index_select import index_select
+from deepinfer.ops.linear_fp8 import linear_fp8
+from deepinfer.ops.markov_draft import markov_draft
+from deepinfer.ops.mhc_boundary import mhc_boundary
+from deepinfer.ops.mhc_collapse import mhc_collapse
+from deepinfer.ops.mhc_update import mhc_update
+from deepinfer.ops.norm_quantise import norm_quantise
+from deepinfer.ops.registry import Bound, Op
+from deepinfer.ops.route import route
+from deepinfer.ops.shared_expert import shared_expert
+from deepinfer.ops.sparse_attention import sparse_attention
+
+OPS: Mapping[str, Op] = {
+    op.name: op
+    for op in (
+        attention_inputs,
+        compress,
+        draft_attention,
+        engram_gate,
+        engram_rows,
+        experts,
+        grouped_output,
+        head,
+        index_inputs,
+        index_select,
+        linear_fp8,
+        markov_draft,
+        mhc_boundary,
+        mhc_collapse,
+        mhc_update,
+        norm_quantise,
+        route,
+        shared_expert,
+        sparse_attention,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Operations:
+    """One bound implementation an operation; see the operation's reference for its meaning."""
+
+    attention_inputs: Bound
+    compress: Bound
+    draft_attention: Bound
+    engram_gate: Bound
+    engram_rows: Bound
+    experts: Bound
+    grouped_output: Bound
+    head: Bound
+    index_inputs: Bound
+    index_select: Bound
+    linear_fp8: Bound
+    markov_draft: Bound
+    mhc_boundary: Bound
+    mhc_collapse: Bound
+    mhc_update: Bound
+    norm_quantise: Bound
+    route: Bound
+    shared_expert: Bound
+    sparse_attention: Bound
+
+    @classmethod
+    def bind(
+        cls,
+        arch: Arch,
+        numerics: Numerics,
+        device_arch: str,
+        prefer: Mapping[str, str] | None = None,
+    ) -> Operations:
+        """Choose every implementation from static facts.
+
+        Args:
+            arch: the architecture; its sizes are facts.
+            numerics: fast implementations serve quantised numerics only.
+            device_arch: "cpu", "sm90", ...
+            prefer: operation name -> implementation name; "*" is the default for all others.
+
+        Raises:
+            ConfigError: `prefer` names an unknown operation.
+            NoImplementation: a named implementation does not exist or does not serve.
+        """
+        wishes = dict(prefer or {})
+        default = wishes.pop("*", "auto")
+        if unknown := sorted(set(wishes) - set(OPS)):
+            raise ConfigError(f"ops: unknown operation(s) {unknown}; there are {sorted(OPS)}")
+        facts: dict[str, object] = {
+            "arch": device_arch,
+            "quantised": numerics.quantised,
+            "hidden": arch.hidden_size,
+            "inner": arch.moe_intermediate_size,
+            "head_dim": arch.head_dim,
+            "heads": arch.num_attention_heads,
+            "streams": arch.hc_mult,
+        }
+        chosen = {f.name: OPS[f.name].bind(wishes.get(f.name, default), **facts) for f in fields(cls)}
+        return cls(**chosen)

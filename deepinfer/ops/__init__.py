@@ -1,0 +1,1 @@
+"""Operations: one folder each, with a plain-torch reference and what stands beside it."""

@@ -1,0 +1,144 @@
+"""Which tokens one step computes and where their state lies, as tensors that operations index.
+
+Tokens of a step are flattened; those of one request are neighbours, in ascending position (a
+*slice*). Knows nothing of requests, plans or layers.
+
+Row 0 of every table, slot 0 and page 0 are reserved: writes that must go nowhere go there, and
+nothing ever reads them as data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepinfer.arch import PAGE_TOKENS
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's tokens.
+
+    Attributes:
+        positions: [tokens] int64, absolute position of each token.
+        rows: [tokens] int64, index of the token's request in `slots` and `page_table`.
+        starts: [tokens] int64, position of the first token of the token's slice.
+        ends: [tokens] int64, position after the last token of the slice.
+        lower: [tokens] int64, first position whose window key the token may see (replay start).
+        slots: [rows] int64, state slot of each request.
+        page_table: [rows, pages] int64, page ids in position order; unused entries 0.
+        slices: host ints (first, after last) of each slice in the flattened tokens.
+        max_len: host bound on the tokens of any request, this step included.
+    """
+
+    positions: Tensor
+    rows: Tensor
+    starts: Tensor
+    ends: Tensor
+    lower: Tensor
+    slots: Tensor
+    page_table: Tensor
+    slices: tuple[tuple[int, int], ...]
+    max_len: int
+
+    @property
+    def token_slots(self) -> Tensor:
+        return self.slots[self.rows]
+
+    def with_lower(self, lower: Tensor) -> Batch:
+        return replace(self, lower=lower)
+
+    def kept(self, keep: Tensor, slices: tuple[tuple[int, int], ...]) -> Batch:
+        """The sub-batch of the tokens `keep` [kept] (ascending), cut off the front of slices.
+
+        `slices` are the bounds of the remaining tokens, empty slices left out.
+        """
+        positions = self.positions[keep]
+        starts = torch.empty_like(positions)
+        for first, last in slices:
+            starts[first:last] = positions[first]
+        return replace(
+            self,
+            positions=positions,
+            rows=self.rows[keep],
+            starts=starts,
+            ends=self.ends[keep],
+            lower=self.lower[keep],
+            slices=slices,
+        )
+
+
+class PageViews(NamedTuple):
+    """One owner's sections of all pages, as views of the page pool (uint8).
+
+    latents [pages, entries, record bytes]; key_codes, key_scales [pages, entries, bytes].
+    """
+
+    latents: Tensor
+    key_codes: Tensor
+    key_scales: Tensor
+
+    @property
+    def entries(self) -> int:
+        """Entries a page."""
+        return self.latents.shape[1]
+
+    @property
+    def ratio(self) -> int:
+        """Tokens an entry."""
+        return PAGE_TOKENS // self.entries
+
+
+def gather_entries(view: Tensor, table: Tensor, ids: Tensor) -> Tensor:
+    """Read entries by id.
+
+    Args:
+        view: [pages, entries a page, bytes], one section of the page pool.
+        table: [tokens, pages] int64, page ids of each token's request.
+        ids: [tokens, n] int64 entry ids, >= 0.
+
+    Returns:
+        [tokens, n, bytes].
+    """
+    entries = view.shape[1]
+    pages = table.gather(1, ids // entries)
+    return view[pages, ids % entries]
+
+
+def store_ring(ring: Tensor, batch: Batch, values: Tensor) -> None:
+    """Write one value a token into its request's ring, row = position mod rings' rows.
+
+    Of a slice longer than the ring only its last rows are written.
+
+    Args:
+        ring: [slots, rows, *] view, changed in place.
+        batch: the tokens.
+        values: [tokens, *] of the ring's dtype.
+    """
+    rows = ring.shape[1]
+    lasting = batch.positions >= batch.ends - rows
+    slots = torch.where(lasting, batch.token_slots, 0)
+    ring[slots, batch.positions % rows] = values
+
+
+def before(batch: Batch, ring: Tensor, values: Tensor, back: Tensor) -> Tensor:
+    """Values of earlier positions of the same request: from this step where it has them.
+
+    Args:
+        batch: the tokens.
+        ring: [slots, rows, *] what earlier steps stored.
+        values: [tokens, *] what this step computed.
+        back: [tokens, n] int64, how many positions back, >= 0; the position must be >= 0.
+
+    Returns:
+        [tokens, n, *].
+    """
+    wanted = batch.positions.unsqueeze(1) - back
+    here = torch.arange(len(values), device=values.device).unsqueeze(1) - back
+    in_step = wanted >= batch.starts.unsqueeze(1)
+    stored = ring[batch.token_slots.unsqueeze(1), wanted.clamp(min=0) % ring.shape[1]]
+    fresh = values[here.clamp(min=0)]
+    return torch.where(in_step.view(*in_step.shape, *[1] * (values.dim() - 1)), fresh, stored)

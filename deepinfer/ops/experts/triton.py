@@ -1,0 +1,461 @@
+"""Routed experts on Hopper: FP4 weights stay packed and become bf16 in registers, for wgmma.
+
+Four launches: sort the (token, choice) pairs by expert and decode the input; gate and up with the
+activation and its FP8 rounding; down; sum by ascending expert. Products of decoded codes are exact
+in bf16 and are added in fp32, in one order for every batch. Knows nothing of how experts are
+chosen. Meaning: reference.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from deepinfer.ops.experts.plan import Tiles, choose, most_tiles
+from deepinfer.ops.experts.reference import ExpertWeights
+from deepinfer.ops.formats import Fp4Weight, Quantised
+
+_LARGEST_SCALE = 160  # E8M0 byte; a larger one would overflow the bf16 multiplier in `_DECODE`
+_SORT_ROWS = 64  # (token, choice) pairs that one program of `_prepare` places
+_DECODE_COLUMNS = 1024
+
+
+class PackedExperts(NamedTuple):
+    """Both matrices in the order in which threads read them; see `pack_matrix`."""
+
+    w13: Fp4Weight
+    w2: Fp4Weight
+    inner: int
+
+
+def _slabs(rows: Tensor) -> Tensor:
+    """Rows [gate; up] -> slabs of 8 gate and 8 up rows, which one thread holds side by side."""
+    return rows.unflatten(0, (2, -1, 8)).transpose(0, 1).flatten(0, 2)
+
+
+def _fields(codes: Tensor) -> Tensor:
+    """Four codes [..., 2 halves of K, 2 rows] -> one 16-bit field that `_DECODE` takes apart."""
+    sign, size = (codes >> 3).to(torch.int32), (codes & 7).to(torch.int32)
+    first = (sign[..., 0, 0] << 15) | (size[..., 0, 0] << 6)
+    second = (sign[..., 0, 1] << 12) | (size[..., 0, 1] << 3)
+    third = (sign[..., 1, 0] << 9) | size[..., 1, 0]
+    high, low = size[..., 1, 1] >> 2, size[..., 1, 1] & 3
+    fourth = (sign[..., 1, 1] << 14) | (high << 13) | (low << 10)
+    return (first | second | third | fourth).to(torch.int16)
+
+
+def pack_matrix(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Reorder one FP4 matrix so that a thread's part of a tile is 16 neighbouring bytes.
+
+    Rows go in blocks of 64, columns in steps of 128 of two chunks of 64; a chunk's first and second
+    32 columns share a word. The order inside a block is that of wgmma's A operand in registers.
+
+    Args:
+        codes: [out, K / 2] uint8, out a multiple of 64, K of 128.
+        scale: [out, K / 32] uint8.
+
+    Returns:
+        codes [out / 64, K / 128, 2, 128, 16] uint8; scales [out / 64, K / 128, 64] int32, four bytes
+        a row and step.
+
+    Raises:
+        ValueError: a scale byte is too large for the kernel, or a size does not fit the tiles.
+    """
+    out, columns = codes.shape[0], 2 * codes.shape[1]
+    if out % 64 or columns % 128:
+        raise ValueError(f"experts: [{out}, {columns}] is no multiple of [64, 128]; use reference")
+    if int(scale.max()) > _LARGEST_SCALE:
+        raise ValueError(
+            f"experts: FP4 scale byte {int(scale.max())} is above {_LARGEST_SCALE}; use reference"
+        )
+    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+    # axes: block, 4 warps, row bit 3, 8 rows | step, chunk, half, 4 words, 4 lanes, parity
+    split = nibbles.view(out // 64, 4, 2, 8, columns // 128, 2, 2, 4, 4, 2)
+    words = _fields(split.permute(0, 4, 5, 1, 3, 8, 7, 9, 6, 2))
+    packed = words.contiguous().view(torch.uint8).view(out // 64, columns // 128, 2, 128, 16)
+    steps = scale.view(out // 64, 64, columns // 128, 4).transpose(1, 2).contiguous()
+    return packed, steps.view(torch.int32).squeeze(-1)
+
+
+def pack(weights: ExpertWeights) -> PackedExperts:
+    """Stacked FP4 experts in kernel order; as many bytes as before.
+
+    Raises:
+        ValueError: the weights are not FP4, or `pack_matrix` refuses one.
+    """
+    w13, w2 = weights.w13, weights.w2
+    if not (isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight)):
+        raise ValueError("experts: the triton kernels take FP4 weights only; use reference")
+    packed13 = [
+        pack_matrix(_slabs(c), _slabs(s)) for c, s in zip(w13.codes, w13.scale, strict=True)
+    ]
+    packed2 = [pack_matrix(c, s) for c, s in zip(w2.codes, w2.scale, strict=True)]
+    return PackedExperts(
+        Fp4Weight(*(torch.stack(part) for part in zip(*packed13, strict=True))),
+        Fp4Weight(*(torch.stack(part) for part in zip(*packed2, strict=True))),
+        w2.codes.shape[-1] * 2,
+    )
+
+
+@triton.jit
+def _histogram(idx_ptr, first, last, EXPERTS: tl.constexpr, BINS: tl.constexpr):
+    """How often each expert occurs among entries [first, last); the last bin takes no expert."""
+    count = tl.zeros([BINS], tl.int32)
+    for at in range(first, last, 1024):
+        entry = at + tl.arange(0, 1024)
+        expert = tl.load(idx_ptr + entry, entry < last, -1).to(tl.int32)
+        count += tl.histogram(tl.where((expert < 0) | (expert >= EXPERTS), BINS - 1, expert), BINS)
+    return count
+
+
+@triton.jit
+def _prepare(
+    codes_ptr, scale_ptr, x_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr, rows_ptr,
+    entries, sorters, tiles,
+    K: tl.constexpr, EXPERTS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Programs below `sorters` place pairs and name tiles; the others decode the input to bf16."""
+    program = tl.program_id(0)
+    if program >= sorters:
+        blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+        token = ((program - sorters) // blocks).to(tl.int64)
+        column = (program - sorters) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+        code = tl.load(codes_ptr + token * K + column, column < K, 0)
+        byte = tl.load(scale_ptr + token * (K // 32) + column // 32, column < K, 127)
+        size = ((byte.to(tl.int32)) << 23).to(tl.float32, bitcast=True)
+        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * size
+        tl.store(x_ptr + token * K + column, value.to(tl.bfloat16), column < K)
+        return
+    start = program * BLOCK
+    bins = tl.arange(0, BINS)
+    before = _histogram(idx_ptr, 0, tl.minimum(start, entries), EXPERTS, BINS)
+    count = before + _histogram(idx_ptr, tl.minimum(start, entries), entries, EXPERTS, BINS)
+    count = tl.where(bins < EXPERTS, count, 0)
+    offset = tl.cumsum(count) - count
+
+    entry = start + tl.arange(0, BLOCK)
+    expert = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
+    here = (expert >= 0) & (expert < EXPERTS)
+    again = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
+    local = tl.arange(0, BLOCK)
+    earlier = (again[None, :] == expert[:, None]) & (local[None, :] < local[:, None])
+    base = tl.sum(tl.where(bins[None, :] == expert[:, None], (offset + before)[None, :], 0), 1)
+    place = base + tl.sum(earlier.to(tl.int32), 1)
+    tl.store(place_ptr + entry, tl.where(here, place, -1), entry < entries)
+    tl.store(order_ptr + place, entry, here)
+
+    needed = (count + WIDTH - 1) // WIDTH
+    end = tl.cumsum(needed)
+    mine = (end[None, :] > entry[:, None]) & ((end - needed)[None, :] <= entry[:, None])
+    owner = tl.sum(tl.where(mine, bins[None, :], 0), 1)
+    part = entry - tl.sum(tl.where(mine, (end - needed)[None, :], 0), 1)
+    size = tl.sum(tl.where(mine, count[None, :], 0), 1) - part * WIDTH
+    used = tl.sum(mine.to(tl.int32), 1) > 0
+    first = tl.sum(tl.where(mine, offset[None, :], 0), 1) + part * WIDTH
+    tl.store(expert_ptr + entry, tl.where(used, owner, -1), entry < tiles)
+    tl.store(first_ptr + entry, first, entry < tiles)
+    tl.store(rows_ptr + entry, tl.minimum(size, WIDTH), entry < tiles)
+
+
+# One word: for each of two columns (its halves) four codes, columns k and k + 32 of rows r and r + 8.
+# A code's exponent and mantissa land on bf16 bits 8..6, so that it reads 2^-126 too small; the
+# multiplier 2^(scale + 94) leaves a factor 2^-32, which the epilogue takes back exactly.
+_DECODE = gl.constexpr("""
+{
+.reg .b32 t, u, v;
+and.b32 $0, $4, 0x81C081C0;
+shl.b32 t, $4, 3;
+and.b32 $1, t, 0x81C081C0;
+shl.b32 u, $4, 6;
+and.b32 $2, u, 0x81C081C0;
+shl.b32 t, $4, 1;
+and.b32 t, t, 0x80008000;
+shr.u32 u, $4, 5;
+lop3.b32 t, u, 0x01000100, t, 0xEA;
+shr.u32 v, $4, 4;
+lop3.b32 $3, v, 0x00C000C0, t, 0xEA;
+mul.rn.bf16x2 $0, $0, $5;
+mul.rn.bf16x2 $1, $1, $7;
+mul.rn.bf16x2 $2, $2, $9;
+mul.rn.bf16x2 $3, $3, $11;
+}
+""")
+_OPERANDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
+
+
+@gluon.jit
+def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, step, slot):
+    """Start the copies of one step of 128 columns into buffer `slot`."""
+    for c in gl.static_range(2):
+        codes = w_ptr + (step * 4096 + c * 2048)
+        async_copy.async_copy_global_to_shared(words.index(slot * 2 + c), codes)
+        columns = x_ptr + (x_offset + (step * 128 + c * 64))
+        async_copy.async_copy_global_to_shared(xs.index(slot * 2 + c), columns, mask=x_used)
+    async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step * 64)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _decoded(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
+    """Packed chunk [ROWS * 2, 16] -> bf16 [ROWS, 64] in wgmma's register order, no data moved."""
+    columns = words.reshape([ROWS // 64, 4, 8, 4, 4, 2, 2]).permute((0, 1, 5, 2, 4, 3, 6))
+    columns = gl.convert_layout(columns.reshape([ROWS, 32]), layout, assert_trivial=True)
+    near = ((scale & 255) * 0x00800080 + 94 * 0x00800080)[:, None]
+    far = (((scale >> 8) & 255) * 0x00800080 + 94 * 0x00800080)[:, None]
+    kinds: gl.constexpr = (gl.bfloat16, gl.bfloat16)
+    low, high = gl.inline_asm_elementwise(_DECODE, _OPERANDS, [columns, near, far], kinds, True, 4)
+    both = gl.join(low, high).permute((0, 2, 1)).reshape([ROWS, 64])
+    return gl.convert_layout(both, layout, assert_trivial=True)
+
+
+@gluon.jit
+def _product(
+    x_ptr, x_row, x_used, w_ptr, s_ptr, block,
+    K: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
+    x_layout: gl.constexpr, mma: gl.constexpr,
+):  # fmt: skip
+    """Weight tile times input tile, [ROWS, TOKENS] fp32, too small by 2^-32."""
+    warps: gl.constexpr = gl.num_warps()
+    steps: gl.constexpr = K // 128
+    blocks: gl.constexpr = ROWS // 64
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [warps, 1], [1, 0])
+    scale_layout: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    words = gl.allocate_shared_memory(gl.uint8, [STAGES * 2, ROWS * 2, 16], plain)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    scales = gl.allocate_shared_memory(gl.int32, [STAGES, ROWS], line)
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, TOKENS, 64], swizzled)
+
+    thread = gl.arange(0, ROWS * 2, gl.SliceLayout(1, bytes_layout))
+    byte = gl.arange(0, 16, gl.SliceLayout(0, bytes_layout))
+    w_offset = thread // 128 * (steps * 4096) + thread % 128 * 16
+    w_ptr += block.to(gl.int64) * (blocks * steps * 4096)
+    w_ptr = w_ptr + (w_offset[:, None] + byte[None, :])
+    row = gl.arange(0, ROWS, scale_layout)
+    s_ptr += block.to(gl.int64) * (blocks * steps * 64)
+    s_ptr = s_ptr + (row // 64 * (steps * 64) + row % 64)
+    x_offset = (x_row * K)[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :]
+
+    for s in gl.static_range(STAGES - 1):
+        _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, s, s)
+    total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
+    for step in range(steps):
+        async_copy.wait_group(STAGES - 2)
+        ahead = step + STAGES - 1
+        if ahead < steps:
+            _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, ahead, ahead % STAGES)
+        else:
+            async_copy.commit_group()
+        slot = step % STAGES
+        scale = scales.index(slot).load(gl.SliceLayout(1, a_layout))
+        for c in gl.static_range(2):
+            word = words.index(slot * 2 + c).load(bytes_layout)
+            a = _decoded(word, scale >> (16 * c), ROWS, a_layout)
+            x = xs.index(slot * 2 + c).permute((1, 0))
+            total = warpgroup_mma(a, x, total, is_async=True)
+        total = warpgroup_mma_wait(0, [total])
+    return total * 4294967296.0
+
+
+@gluon.jit
+def _fp8_rounded(value):
+    """FP8 of groups of 32 rows of [rows, tokens] fp32, decoded again; bf16, exact."""
+    rows: gl.constexpr = value.shape[0]
+    tokens: gl.constexpr = value.shape[1]
+    groups = value.reshape([rows // 32, 32, tokens])
+    size = gl.maximum(gl.max(gl.abs(groups), 1), 1e-4)
+    bits = gl.div_rn(size, gl.full_like(size, 448.0)).to(gl.int32, bitcast=True)
+    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(gl.int32)
+    scale = gl.expand_dims((exponent << 23).to(gl.float32, bitcast=True), 1)
+    inverse = gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1)
+    codes = (groups * inverse).to(gl.float8e4nv)
+    return (codes.to(gl.float32) * scale).to(gl.bfloat16).reshape([rows, tokens])
+
+
+@gluon.jit
+def _gate_up(
+    x_ptr, w_ptr, s_ptr, order_ptr, expert_ptr, first_ptr, rows_ptr, share_ptr, h_ptr, limit,
+    CHOICES: gl.constexpr, K: gl.constexpr, INNER: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """h = FP8-rounded bf16(silu(gate) * up * routing weight), a row per sorted pair."""
+    warps: gl.constexpr = gl.num_warps()
+    block, tile = gl.program_id(0), gl.program_id(1)
+    expert = gl.load(expert_ptr + tile)
+    if expert < 0:
+        return
+    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
+    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
+    n = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout))
+    pair = gl.load(order_ptr + first + n, n < rows, 0)
+    w_ptr += expert.to(gl.int64) * (INNER * K)
+    s_ptr += expert.to(gl.int64) * (2 * INNER * (K // 128))
+    total = _product(
+        x_ptr, pair // CHOICES, (n < rows)[:, None], w_ptr, s_ptr, block,
+        K, ROWS, TOKENS, STAGES, x_layout, mma,
+    )  # fmt: skip
+    both = total.to(gl.bfloat16).reshape([ROWS // 16, 2, 8, TOKENS]).permute((0, 2, 3, 1))
+    gate, up = both.split()
+    gate = gl.minimum(gate.to(gl.float32), limit)
+    up = gl.minimum(gl.maximum(up.to(gl.float32), -limit), limit)
+    value = (gate / (1 + gl.exp(-gate)) * up).reshape([ROWS // 2, TOKENS])
+    columns: gl.constexpr = gl.SliceLayout(0, value.type.layout)
+    m = gl.arange(0, TOKENS, columns)
+    share = gl.load(share_ptr + gl.load(order_ptr + first + m, m < rows, 0), m < rows, 0.0)
+    value = (value * share[None, :]).to(gl.bfloat16).to(gl.float32)
+    _store(_fp8_rounded(value), h_ptr, first, rows, block, INNER)
+
+
+@gluon.jit
+def _store(value, out_ptr, first, rows, block, SIZE: gl.constexpr):
+    """Write a tile [rows of the weight, tokens] into rows `first`... of [*, SIZE]."""
+    height: gl.constexpr = value.shape[0]
+    tokens: gl.constexpr = value.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, gl.num_warps()], [0, 1])
+    value = gl.convert_layout(value, layout)
+    column = block * height + gl.arange(0, height, gl.SliceLayout(1, layout))
+    n = gl.arange(0, tokens, gl.SliceLayout(0, layout))
+    at = (first + n).to(gl.int64) * SIZE
+    gl.store(out_ptr + (at[None, :] + column[:, None]), value, (n < rows)[None, :])
+
+
+@gluon.jit
+def _down(
+    h_ptr, w_ptr, s_ptr, expert_ptr, first_ptr, rows_ptr, y_ptr,
+    K: gl.constexpr, OUT: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """y = bf16(h w2^T), a row per sorted pair."""
+    warps: gl.constexpr = gl.num_warps()
+    block, tile = gl.program_id(0), gl.program_id(1)
+    expert = gl.load(expert_ptr + tile)
+    if expert < 0:
+        return
+    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
+    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
+    n = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout))
+    w_ptr += expert.to(gl.int64) * (OUT * K // 2)
+    s_ptr += expert.to(gl.int64) * (OUT * (K // 128))
+    total = _product(
+        h_ptr, first + n, (n < rows)[:, None], w_ptr, s_ptr, block,
+        K, ROWS, TOKENS, STAGES, x_layout, mma,
+    )  # fmt: skip
+    _store(total.to(gl.bfloat16), y_ptr, first, rows, block, OUT)
+
+
+@triton.jit
+def _combine(
+    y_ptr, place_ptr, out_ptr, SIZE: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """out[token] = sum of its rows in ascending place, hence in ascending expert id."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    choice = tl.arange(0, triton.next_power_of_2(CHOICES))
+    none: tl.constexpr = 2147483647
+    place = tl.load(place_ptr + token * CHOICES + choice, choice < CHOICES, -1)
+    total = tl.zeros([COLUMNS], tl.float32)
+    last = -1
+    for _ in tl.static_range(CHOICES):
+        last = tl.min(tl.where(place > last, place, none))
+        row = y_ptr + last.to(tl.int64) * SIZE + column
+        total += tl.load(row, (last < none) & (column < SIZE), 0.0).to(tl.float32)
+    tl.store(out_ptr + token * SIZE + column, total, column < SIZE)
+
+
+def launch(
+    x: Quantised,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    weights: PackedExperts,
+    limit: float,
+    tiles: Tiles,
+) -> Tensor:
+    """The four kernels with given tiles; arguments and result as in `experts`."""
+    tokens, hidden = x.codes.shape
+    choices, experts = topk_idx.shape[1], weights.w13.codes.shape[0]
+    entries, inner, width = tokens * choices, weights.inner, tiles.gate_up.tokens
+    if entries * hidden >= 2**31:
+        raise ValueError(f"experts: {tokens} tokens in one call; split the step")
+    count = most_tiles(entries, experts, width)
+    device = x.codes.device
+    plain = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
+    order, place = torch.empty((2, entries), dtype=torch.int32, device=device)
+    expert, first, rows = torch.empty((3, count), dtype=torch.int32, device=device)
+    sorters = triton.cdiv(entries, _SORT_ROWS)
+    decoders = tokens * triton.cdiv(hidden, _DECODE_COLUMNS)
+    _prepare[(sorters + decoders,)](
+        x.codes, x.scale, plain, topk_idx, order, place, expert, first, rows,
+        entries, sorters, count, hidden, experts, triton.next_power_of_2(experts + 1), width,
+        _SORT_ROWS, _DECODE_COLUMNS, num_warps=4,
+    )  # fmt: skip
+    h = torch.empty((entries, inner), dtype=torch.bfloat16, device=device)
+    tile = tiles.gate_up
+    _gate_up[(2 * inner // tile.rows, count)](
+        plain, weights.w13.codes, weights.w13.scale, order, expert, first, rows, topk_weights, h,
+        limit, choices, hidden, inner, tile.rows, width, tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    y = torch.empty((entries, hidden), dtype=torch.bfloat16, device=device)
+    tile = tiles.down
+    _down[(hidden // tile.rows, count)](
+        h, weights.w2.codes, weights.w2.scale, expert, first, rows, y,
+        inner, hidden, tile.rows, width, tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    out = torch.empty((tokens, hidden), dtype=torch.float32, device=device)
+    _combine[(tokens, triton.cdiv(hidden, 1024))](y, place, out, hidden, choices, 1024, num_warps=4)
+    return out
+
+
+def experts(
+    x: Tensor | Quantised,
+    topk_idx: Tensor,
+    topk_weights: Tensor,
+    weights: PackedExperts,
+    *,
+    limit: float,
+) -> Tensor:
+    """As the reference, with packed weights.
+
+    Args:
+        x: [tokens, d] as a contiguous FP8 pair.
+        topk_idx: [tokens, k] int32 or int64 expert ids, distinct in a row, -1 = none.
+        topk_weights: [tokens, k] fp32 routing weights.
+        weights: what `pack` returned.
+        limit: config key `swiglu_limit`.
+
+    Returns:
+        [tokens, d] fp32.
+
+    Raises:
+        ValueError: `x` is plain, or the step has too many tokens for 32-bit offsets.
+    """
+    if not isinstance(x, Quantised):
+        raise ValueError("experts: the triton kernels take an FP8 pair; use reference")
+    tokens, choices = topk_idx.shape
+    if tokens == 0:
+        return torch.zeros(x.codes.shape, dtype=torch.float32, device=x.codes.device)
+    tiles = choose(tokens, choices, weights.w13.codes.shape[0])
+    return launch(x, topk_idx, topk_weights, weights, limit, tiles)
+
+
+def refuses(*, arch: str, hidden: int, inner: int, quantised: bool, **_facts: object) -> str | None:
+    """None if these kernels serve, else why not; facts as `Op.bind` passes them."""
+    if arch != "sm90":
+        return f"written for sm90, not {arch}"
+    if not quantised:
+        return "takes FP4 weights and FP8 input only"
+    if hidden % 128 or inner % 128:
+        return f"hidden {hidden} and inner {inner} must be multiples of 128"
+    return None

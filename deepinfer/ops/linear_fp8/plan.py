@@ -1,0 +1,49 @@
+"""How the FP8 linear kernel cuts its work: segments of K by weight shape, tiles by token count.
+
+The segments fix the order of every sum, so they depend on the weight alone; tiles change no bits.
+Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SPLIT_TOKENS = 64  # up to here each segment of K is a program of its own
+_PROGRAMS = 264  # two for each multiprocessor of an H200
+_LEAST_STEPS = 4  # steps of 128 columns a segment
+
+
+class Tile(NamedTuple):
+    """Shape of one program: `rows` of the weight, `tokens` columns, warps, buffers in flight."""
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int
+
+
+# Measured on one H200 (docs/results/h200.md).
+_BY_WIDTH = {
+    16: Tile(64, 16, 4, 4),
+    32: Tile(64, 32, 4, 4),
+    64: Tile(64, 64, 4, 4),
+    128: Tile(128, 128, 8, 3),
+}
+
+
+def choose(tokens: int) -> Tile:
+    """The narrowest tile that holds all tokens, else the widest."""
+    return _BY_WIDTH[next((w for w in sorted(_BY_WIDTH) if tokens <= w), max(_BY_WIDTH))]
+
+
+def segments(out: int, columns: int) -> int:
+    """Segments that K is cut into: enough programs for the device, none shorter than four steps.
+
+    Args:
+        out: rows of the weight, a multiple of 64.
+        columns: K, a multiple of 128.
+    """
+    steps, blocks = columns // 128, out // 64
+    counts = [n for n in range(1, steps // _LEAST_STEPS + 1) if steps % n == 0]
+    enough = [n for n in counts if n * blocks >= _PROGRAMS]
+    return min(enough) if enough else max(counts, default=1)

@@ -1,0 +1,54 @@
+"""Turns the base logits of a draft block into draft tokens, one after another.
+
+Each position's logits get a bias that depends on the token before it. Knows nothing of the stages.
+Source: `spec/model.md` 10.1; `spec/model-decisions.md` D51.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepinfer.ops.products import matmul
+
+
+class MarkovWeights(NamedTuple):
+    """embed, head [vocab, rank]; confidence [1, hidden + rank]."""
+
+    embed: Tensor
+    head: Tensor
+    confidence: Tensor
+
+
+class Drafts(NamedTuple):
+    """tokens [requests, block] int64; confidence [requests, block] fp32 raw logits; logits
+    [requests, block, vocab] fp32 with the bias."""
+
+    tokens: Tensor
+    confidence: Tensor
+    logits: Tensor
+
+
+def markov_draft(base: Tensor, hidden: Tensor, newest: Tensor, weights: MarkovWeights) -> Drafts:
+    """Greedy drafts of a block; ties to the lowest id.
+
+    Args:
+        base: [requests, block, vocab] fp32, target head on the normalised last-stage hidden.
+        hidden: [requests, block, d] the last-stage hidden *before* the norm.
+        newest: [requests] int64, the newest sampled token.
+        weights: Markov and confidence heads.
+    """
+    previous = newest
+    tokens: list[Tensor] = []
+    confidence: list[Tensor] = []
+    logits: list[Tensor] = []
+    for i in range(base.shape[1]):
+        embedded = weights.embed[previous].to(torch.float32)
+        joined = torch.cat((hidden[:, i].to(torch.float32), embedded), dim=-1)
+        confidence.append(matmul(joined, weights.confidence).squeeze(-1))
+        logits.append(base[:, i] + matmul(embedded, weights.head))
+        previous = logits[-1].argmax(-1)
+        tokens.append(previous)
+    return Drafts(torch.stack(tokens, 1), torch.stack(confidence, 1), torch.stack(logits, 1))

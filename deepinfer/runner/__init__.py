@@ -1,0 +1,1 @@
+"""Turns what is to be computed into tensors."""

@@ -1,0 +1,120 @@
+"""The expert kernels against the reference, and a row's bits against its company."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.bench import cases
+from deepinfer.ops.experts import ExpertWeights, experts
+from deepinfer.ops.experts.plan import Tile, Tiles
+from deepinfer.ops.formats import Fp4Weight, Quantised, quantise_fp8
+
+pytest.importorskip("triton")
+from deepinfer.ops.experts import triton as kernels
+
+pytestmark = pytest.mark.gpu
+LIMIT = 10.0
+HIDDEN, INNER = 1280, 768
+
+
+def poisoned(bytes_free: int = 2**28) -> None:
+    """Leave NaN bits in the allocator's free memory, where the next outputs come from."""
+    torch.full((bytes_free,), 255, dtype=torch.uint8, device="cuda")
+
+
+def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
+    difference = (found.double() - wanted.double()).norm(dim=1)
+    return difference / wanted.double().norm(dim=1).clamp(min=1e-30)
+
+
+def compare(x: Quantised, ids: Tensor, share: Tensor, weights: ExpertWeights) -> Tensor:
+    packed = kernels.pack(weights)
+    poisoned()
+    found = kernels.experts(x, ids, share, packed, limit=LIMIT)
+    wanted = experts.reference(x, ids, share, weights, limit=LIMIT)
+    errors = row_errors(found, wanted)
+    assert bool((errors < 5e-3).all()), f"largest relative error of a row {errors.max().item():.2e}"
+    return found
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64, 257, 4096])
+@pytest.mark.parametrize("count", [6, 48])
+def test_rows_agree_with_the_reference(gpu, tokens, count):
+    weights = cases.expert_weights(count, HIDDEN, INNER, gpu.device)
+    x = cases.activations(tokens, HIDDEN, gpu.device)
+    compare(x, *cases.routing(tokens, count, 6, gpu.device), weights)
+
+
+def test_true_sizes_agree_with_the_reference(gpu):
+    weights = cases.expert_weights(12, 5120, 2304, gpu.device)
+    x = cases.activations(64, 5120, gpu.device)
+    compare(x, *cases.routing(64, 12, 6, gpu.device), weights)
+
+
+@pytest.mark.parametrize("tokens", [5, 300])
+def test_one_expert_takes_all_and_the_rest_none(gpu, tokens):
+    weights = cases.expert_weights(8, HIDDEN, INNER, gpu.device)
+    x = cases.activations(tokens, HIDDEN, gpu.device)
+    ids = torch.full((tokens, 6), -1, device=gpu.device)
+    ids[:, 3] = 5
+    compare(x, ids, torch.rand((tokens, 6), device=gpu.device), weights)
+
+
+def test_tokens_without_any_expert_give_zero(gpu):
+    weights = cases.expert_weights(8, HIDDEN, INNER, gpu.device)
+    x = cases.activations(33, HIDDEN, gpu.device)
+    ids, share = cases.routing(33, 8, 6, gpu.device)
+    ids[::2] = -1
+    found = compare(x, ids, share, weights)
+    assert bool((found[::2] == 0).all())
+    assert bool((found[1::2] != 0).any(1).all())
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])
+def test_zero_rows_and_any_size_of_input(gpu, size):
+    weights = cases.expert_weights(8, HIDDEN, INNER, gpu.device, scales=(100, 130))
+    values = torch.randn((40, HIDDEN), device=gpu.device) * size
+    values[3] = 0
+    values[7, :640] = 0
+    x = quantise_fp8(values.to(torch.bfloat16))
+    found = compare(x, *cases.routing(40, 8, 6, gpu.device), weights)
+    assert bool((found[3] == 0).all())
+
+
+def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
+    weights = kernels.pack(cases.expert_weights(48, HIDDEN, INNER, gpu.device))
+    tokens = 4096
+    x = cases.activations(tokens, HIDDEN, gpu.device)
+    ids, share = cases.routing(tokens, 48, 6, gpu.device)
+
+    def run(first: int, last: int) -> Tensor:
+        part = Quantised(x.codes[first:last], x.scale[first:last])
+        rows = slice(first, last)
+        return kernels.experts(part, ids[rows], share[rows].contiguous(), weights, limit=LIMIT)
+
+    whole = run(0, tokens)
+    for first, last in ((0, 1), (63, 64), (4095, 4096), (0, 64), (32, 96), (0, 257), (1, 1024)):
+        torch.testing.assert_close(run(first, last), whole[first:last], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("rows", [64, 128, 256])
+def test_tiles_change_no_bits(gpu, rows, width):
+    weights = kernels.pack(cases.expert_weights(6, HIDDEN, INNER, gpu.device))
+    x = cases.activations(100, HIDDEN, gpu.device)
+    ids, share = cases.routing(100, 6, 6, gpu.device)
+    small, tile = Tile(128, 16, 4, 4), Tile(rows, width, max(4, rows // 32), 3)
+    wanted = kernels.launch(x, ids, share, weights, LIMIT, Tiles(small, small))
+    found = kernels.launch(x, ids, share, weights, LIMIT, Tiles(tile, tile))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_packing_keeps_the_bytes_and_refuses_too_large_scales(gpu):
+    weights = cases.expert_weights(2, HIDDEN, INNER, gpu.device)
+    packed = kernels.pack(weights)
+    size = sum(t.nbytes for w in weights for t in w)
+    assert sum(t.nbytes for w in (packed.w13, packed.w2) for t in w) == size
+    scale = weights.w2.scale.clone()
+    scale[1, 2, 3] = 161
+    with pytest.raises(ValueError, match="161"):
+        kernels.pack(ExpertWeights(weights.w13, Fp4Weight(weights.w2.codes, scale)))

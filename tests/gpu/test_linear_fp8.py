@@ -1,0 +1,78 @@
+"""The FP8 linear kernel against the reference, and a row's bits against its company."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.bench import cases
+from deepinfer.ops.formats import Quantised, quantise_fp8
+from deepinfer.ops.linear_fp8 import linear_fp8
+from deepinfer.ops.linear_fp8.plan import Tile, segments
+
+pytest.importorskip("triton")
+from deepinfer.ops.linear_fp8 import triton as kernel
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(1280, 5120), (32768, 1280), (512, 5120), (5120, 8192), (4608, 5120), (5120, 2304)]
+
+
+def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
+    difference = (found.double() - wanted.double()).norm(dim=1)
+    return difference / wanted.double().norm(dim=1).clamp(min=1e-30)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tokens", [1, 7, 64, 257])
+def test_rows_agree_with_the_reference(gpu, shape, tokens):
+    weight = cases.fp8_weight(*shape, gpu.device)
+    x = cases.activations(tokens, shape[1], gpu.device)
+    packed = kernel.pack(weight)
+    torch.full((2**28,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
+    found = kernel.linear_fp8(x, packed)
+    errors = row_errors(found, linear_fp8.reference(x, weight))
+    assert bool((errors < 3e-3).all()), f"largest relative error of a row {errors.max().item():.2e}"
+    assert not packed.arrivals.any()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e3, 1e9])
+def test_zero_rows_and_any_size_of_input_and_scale(gpu, size):
+    weight = cases.fp8_weight(640, 1280, gpu.device, scales=(70, 140))
+    values = torch.randn((40, 1280), device=gpu.device) * size
+    values[3] = 0
+    values[7, :640] = 0
+    values[9] *= 1e6
+    x = quantise_fp8(values.to(torch.bfloat16))
+    found = kernel.linear_fp8(x, kernel.pack(weight))
+    wanted = linear_fp8.reference(x, weight)
+    assert bool((found[3] == 0).all())
+    assert bool((row_errors(found, wanted) < 3e-3).all())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu, shape):
+    packed = kernel.pack(cases.fp8_weight(*shape, gpu.device))
+    x = cases.activations(300, shape[1], gpu.device)
+    whole = kernel.linear_fp8(x, packed)
+    for first, last in ((0, 1), (63, 64), (299, 300), (0, 16), (0, 64), (30, 94), (1, 200)):
+        part = Quantised(x.codes[first:last], x.scale[first:last])
+        torch.testing.assert_close(
+            kernel.linear_fp8(part, packed), whole[first:last], rtol=0, atol=0
+        )
+
+
+def test_repeated_calls_have_equal_bits(gpu):
+    packed = kernel.pack(cases.fp8_weight(5120, 8192, gpu.device))
+    x = cases.activations(64, 8192, gpu.device)
+    first = kernel.linear_fp8(x, packed)
+    for _ in range(50):
+        torch.testing.assert_close(kernel.linear_fp8(x, packed), first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tile", [Tile(64, 32, 4, 5), Tile(128, 16, 8, 3), Tile(128, 64, 4, 2)])
+def test_tiles_change_no_bits(gpu, tile):
+    packed = kernel.pack(cases.fp8_weight(5120, 2304, gpu.device))
+    x = cases.activations(50, 2304, gpu.device)
+    count = segments(5120, 2304)
+    wanted = kernel.launch(x, packed, Tile(64, 64, 4, 4), count)
+    found = kernel.launch(x, packed, tile, count)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

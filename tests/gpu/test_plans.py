@@ -1,0 +1,27 @@
+"""The pure part of the kernels: tile counts and segments."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepinfer.ops.experts.plan import choose, most_tiles
+from deepinfer.ops.linear_fp8.plan import segments
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=48), st.sampled_from([16, 32, 64, 128]))
+def test_no_routing_needs_more_tiles_than_the_bound(counts, width):
+    needed = sum(-(-count // width) for count in counts)
+    assert needed <= most_tiles(sum(counts), len(counts), width)
+
+
+@given(st.integers(1, 100_000), st.integers(1, 8), st.integers(1, 384))
+def test_both_products_share_the_width_of_the_tile_table(tokens, k, experts):
+    tiles = choose(tokens, k, experts)
+    assert tiles.gate_up.tokens == tiles.down.tokens
+    assert tiles.gate_up.tokens == 128 or tiles.gate_up.tokens >= 1.5 * tokens * k / experts
+
+
+@given(st.integers(1, 600), st.integers(1, 80))
+def test_segments_are_equal_and_not_too_short(blocks, steps):
+    count = segments(blocks * 64, steps * 128)
+    assert steps % count == 0
+    assert count == 1 or steps // count >= 4

@@ -1,0 +1,71 @@
+"""Choosing implementations: what is refused, what falls back, and that it says why."""
+
+import pytest
+
+from deepinfer.errors import NoImplementation
+from deepinfer.ops.registry import Implementation, Op
+
+
+def double(x, *, times=2):
+    return x * times
+
+
+def only_on(arch):
+    return lambda **facts: None if facts.get("arch") == arch else f"needs {arch}"
+
+
+@pytest.fixture
+def op():
+    return Op(double)
+
+
+def test_auto_without_others_is_the_reference(op):
+    bound = op.bind(arch="cpu")
+    assert bound(3) == 6
+    assert bound.implementation.name == "reference"
+    assert bound.reason == "no other implementation"
+    assert (op.name, bound.op) == ("double", "double")
+
+
+def test_auto_takes_the_first_that_serves(op):
+    op.add(Implementation("fast", lambda x, *, times=2: 1000, only_on("sm90")))
+    op.add(Implementation("other", lambda x, *, times=2: 2000))
+    assert op.bind(arch="sm90")(3) == 1000
+    assert op.bind(arch="cpu")(3) == 2000
+    assert op.bind("reference", arch="sm90")(3) == 6
+
+
+def test_auto_falls_back_to_the_reference_and_says_why(op):
+    op.add(Implementation("fast", lambda x, *, times=2: 1000, only_on("sm90")))
+    bound = op.bind(arch="cpu")
+    assert bound(3) == 6
+    assert bound.reason == "fast: needs sm90"
+
+
+def test_a_named_wish_is_met_or_refused(op):
+    op.add(Implementation("fast", lambda x, *, times=2: 1000, only_on("sm90")))
+    op.add(Implementation("other", lambda x, *, times=2: 2000))
+    assert op.bind("other", arch="sm90")(3) == 2000
+    with pytest.raises(NoImplementation, match="cannot use 'fast'.*needs sm90"):
+        op.bind("fast", arch="cpu")
+    with pytest.raises(NoImplementation, match="'faster'.*reference, fast, other"):
+        op.bind("faster", arch="sm90")
+
+
+def test_other_parameters_than_the_reference_are_refused(op):
+    with pytest.raises(ValueError, match=r"takes \['x', 'factor'\]"):
+        op.add(Implementation("fast", lambda x, *, factor: x))
+    assert op.implementations == []
+
+
+@pytest.mark.parametrize("name", ["reference", "fast"])
+def test_names_are_unique(op, name):
+    op.add(Implementation("fast", double))
+    with pytest.raises(ValueError, match="exists already"):
+        op.add(Implementation(name, double))
+
+
+def test_weights_are_packed_by_the_chosen_implementation(op):
+    op.add(Implementation("fast", double, pack=lambda weights: [*weights, "packed"]))
+    assert op.bind().pack(["w"]) == ["w", "packed"]
+    assert op.bind("reference").pack(["w"]) == ["w"]
