@@ -19,10 +19,12 @@ USUAL: Scales = (118, 122)
 
 
 def random_bytes(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Uniform uint8."""
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
 def random_scales(shape: tuple[int, ...], scales: Scales, device: torch.device) -> Tensor:
+    """E8M0 bytes from `scales`, both ends included."""
     return torch.randint(scales[0], scales[1] + 1, shape, dtype=torch.uint8, device=device)
 
 

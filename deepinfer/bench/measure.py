@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -103,13 +104,17 @@ def graph_us(calls: Sequence[Callable[[], object]], least: int = 8) -> tuple[flo
     return min(first, second), abs(first - second) / (0.5 * (first + second))
 
 
+def _memory_ceilings(device: torch.device) -> tuple[float, float]:
+    data = torch.empty(2**31, dtype=torch.float32, device=device).normal_()
+    half, other = data[: 2**30], data[2**30 :]
+    read = data.nbytes / (eager_us(data.sum, 10) * 1e-6)
+    copy = 2 * half.nbytes / (eager_us(partial(other.copy_, half), 10) * 1e-6)
+    return read, copy
+
+
 def ceilings(device: torch.device) -> Ceilings:
     """Read-only sum and copy of 8.6 GB, and an 8192^3 bf16 product, all on random data."""
-    data = torch.empty(2**31, dtype=torch.float32, device=device).normal_()
-    read = data.numel() * 4 / (eager_us(lambda: data.sum(), 10) * 1e-6)
-    half, other = data[: 2**30], data[2**30 :]
-    copy = 2 * half.numel() * 4 / (eager_us(lambda: other.copy_(half), 10) * 1e-6)
-    del data, half, other
+    read, copy = _memory_ceilings(device)
     a, b = torch.randn((2, 8192, 8192), device=device).to(torch.bfloat16)
     rate = 2 * 8192**3 / (eager_us(lambda: a @ b, 20) * 1e-6)
     return Ceilings(read, copy, rate)

@@ -11,13 +11,13 @@ from deepinfer.ops.markov_draft.cases import case as markov_case
 from deepinfer.ops.rotation import rotate
 from tests.ops.small import SMALL
 
-ANCHORS = [(p, 1) for p in (0, 3, 15, 16, 200)]
+ANCHORS = [(p, 1) for p in (0, 3, 15, 16, 40, 200)]
 
 
 def test_every_query_of_a_block_sees_the_window_and_the_whole_block():
     make = Maker(SMALL, quantised=False)
     given_case = attention_case(make, make.batch(ANCHORS))
-    given_case["lower"] = torch.tensor([0, 2, 0, 5, 190])
+    given_case["lower"] = torch.tensor([0, 2, 0, 5, 0, 190])
     found = draft_attention.reference(**given_case)
     block = given_case["q"].shape[1]
     for request, anchor in enumerate(given_case["anchors"].tolist()):

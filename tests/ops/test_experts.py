@@ -11,9 +11,15 @@ from deepinfer.ops.cases import Maker
 from deepinfer.ops.experts import ExpertWeights, experts
 from deepinfer.ops.experts.cases import case as experts_case
 from deepinfer.ops.experts.reference import swiglu_clamp
-from deepinfer.ops.formats import dequantise_fp4_weight, dequantise_fp8
+from deepinfer.ops.formats import (
+    dequantise_fp4_weight,
+    dequantise_fp8,
+    dequantise_fp8_weight,
+    quantise_fp8,
+)
 from deepinfer.ops.grouped_output import grouped_output
 from deepinfer.ops.grouped_output.cases import case as output_case
+from deepinfer.ops.products import linear, matmul
 from deepinfer.ops.route import route
 from deepinfer.ops.shared_expert import shared_expert
 from deepinfer.ops.shared_expert.cases import case as shared_case
@@ -37,6 +43,13 @@ def test_ties_go_to_the_lowest_expert(logits, data):
     scores = [math.sqrt(math.log1p(math.exp(logits[i]))) for i in ranked[:topk]]
     expected = [1.5 * score / sum(scores) for score in scores]
     assert found.topk_weights[0].tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_many_equal_experts_leave_the_lowest_ids():
+    found = route.reference(
+        torch.ones(3, 1), torch.zeros(384, 1), torch.zeros(384), topk=6, scaling=1
+    )
+    assert found.topk_idx.tolist() == [[0, 1, 2, 3, 4, 5]] * 3
 
 
 def test_the_bias_chooses_but_does_not_weigh():
@@ -146,6 +159,10 @@ def test_output_groups_see_their_own_heads_only():
 def test_the_low_rank_output_is_rounded_before_it_is_quantised():
     make = Maker(SMALL)
     given_case = output_case(make, make.batch(TOKENS))
+    o, weights, groups = (given_case[n] for n in ("o", "weights", "groups"))
+    wo_a = dequantise_fp8_weight(weights.wo_a).chunk(groups)
+    parts = o.flatten(1).chunk(groups, dim=1)
+    low = torch.cat([matmul(part, w) for part, w in zip(parts, wo_a, strict=True)], dim=1)
     found = grouped_output.reference(**given_case)
-    assert found.dtype == torch.bfloat16
-    assert found.shape == (len(TOKENS), SMALL.hidden_size)
+    assert (found == linear(quantise_fp8(low.bfloat16()), weights.wo_b)).all()
+    assert not (found == linear(quantise_fp8(low), weights.wo_b)).all()

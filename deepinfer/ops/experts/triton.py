@@ -63,8 +63,8 @@ def pack_matrix(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         scale: [out, K / 32] uint8.
 
     Returns:
-        codes [out / 64, K / 128, 2, 128, 16] uint8; scales [out / 64, K / 128, 64] int32, four bytes
-        a row and step.
+        codes [out / 64, K / 128, 2, 128, 16] uint8; scales [out / 64, K / 128, 64] int32, four
+        bytes a row and step.
 
     Raises:
         ValueError: a scale byte is too large for the kernel, or a size does not fit the tiles.
@@ -116,7 +116,7 @@ def _histogram(idx_ptr, first, last, EXPERTS: tl.constexpr, BINS: tl.constexpr):
     return count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries", "sorters", "tiles"])
 def _prepare(
     codes_ptr, scale_ptr, x_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr, rows_ptr,
     entries, sorters, tiles,
@@ -166,7 +166,7 @@ def _prepare(
     tl.store(rows_ptr + entry, tl.minimum(size, WIDTH), entry < tiles)
 
 
-# One word: for each of two columns (its halves) four codes, columns k and k + 32 of rows r and r + 8.
+# One word: for each of two columns (its halves) four codes: columns k and k + 32 of rows r, r + 8.
 # A code's exponent and mantissa land on bf16 bits 8..6, so that it reads 2^-126 too small; the
 # multiplier 2^(scale + 94) leaves a factor 2^-32, which the epilogue takes back exactly.
 _DECODE = gl.constexpr("""

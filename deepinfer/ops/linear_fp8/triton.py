@@ -125,7 +125,7 @@ def _half(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
     return gl.inline_asm_elementwise(_DECODE, _OPERANDS, [codes, times], gl.bfloat16, True, 4)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["tokens"])
 def _linear(
     codes_ptr, scale_ptr, w_ptr, s_ptr, arrivals_ptr, part_ptr, out_ptr, tokens,
     K: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
@@ -204,7 +204,7 @@ def _linear(
             a = gl.convert_layout(a, a_layout, assert_trivial=True)
             part = warpgroup_mma(a, xs.index(c).permute((1, 0)), part, is_async=True)
         part = warpgroup_mma_wait(0, [part])
-        if not SPLIT and SEGMENTS > 1:
+        if not SPLIT and SEGMENTS > 1:  # noqa: SIM102 - the outer test is a constant
             if step % segment == segment - 1:
                 total += part
                 part = gl.zeros([ROWS, TOKENS], gl.float32, mma)

@@ -62,7 +62,7 @@ def pack(weights: HyperWeights) -> PackedHyper:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _mix(
     x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, fn_ptr, new_ptr, plain_ptr, part_ptr, tokens,
     HIDDEN: tl.constexpr, PENDING: tl.constexpr, TOKENS: tl.constexpr, SLICE: tl.constexpr,
@@ -117,7 +117,7 @@ def _mix(
     tl.store(out, sums, mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "splitters"])
 def _finish(
     plain_ptr, part_ptr, base_ptr, scale_ptr, norm_ptr,
     pre_ptr, post_ptr, comb_ptr, codes_ptr, bytes_ptr, tokens, splitters, eps, hc_eps,

@@ -38,7 +38,8 @@ def attend_block(
     state: Running, q: Tensor, keys: Tensor, visible: Tensor, scale: float
 ) -> Running:
     """Take one block of slots into the running sums; parameters as in `attend`."""
-    block = keys.to(WIDE)
+    # Hidden slots may hold anything, NaN too: 0 * NaN would reach the sum of values.
+    block = keys.masked_fill(~visible.unsqueeze(-1), 0.0).to(WIDE)
     scores = (q.to(WIDE) @ block.mT).to(torch.float32) * scale
     scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
     high = torch.maximum(state.high, scores.amax(-1, keepdim=True))
