@@ -149,7 +149,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",
-        help="JSON lines: {\"prompt\": text} or {\"prompt_token_ids\": [ids]}, with an optional "
+        help='JSON lines: {"prompt": text} or {"prompt_token_ids": [ids]}, with an optional '
         '"id" (and "max_tokens" for generate); "-" reads standard input',
     )
     source.add_argument(
@@ -183,7 +183,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_job(args: argparse.Namespace, answer: Answer, *, scoring: bool) -> int:
-    """Open files first (a wish that cannot be met must not cost a model load), then go line by line."""
+    """Read and write line by line; files are opened first, before a model is loaded in vain."""
     from tqdm import tqdm
 
     from deepinfer.engine.jobs import parse_lines

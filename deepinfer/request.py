@@ -64,6 +64,7 @@ class ScoreOutput:
 
     @property
     def logprob_sum(self) -> float:
+        """Sum of the log-probabilities."""
         return math.fsum(self.logprobs)
 
     @property

@@ -16,6 +16,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+# Small tensors on many threads cost more in waking threads than in arithmetic.
+torch.set_num_threads(1)
+
 # Slow first examples are no defect: torch starts its threads in the first one.
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=50, deadline=None, suppress_health_check=_QUIET)

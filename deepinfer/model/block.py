@@ -86,6 +86,7 @@ class Block:
         return self.norm(low, weights.q_norm)
 
     def norm(self, x: Tensor, weight: Tensor) -> Normed:
+        """RMSNorm of [tokens, n], quantised once for all that read it."""
         return self.ops.norm_quantise(
             x, weight, eps=self.arch.rms_norm_eps, quantise=self.quantised
         )
@@ -93,6 +94,7 @@ class Block:
     def attention_inputs(
         self, low: Normed, boundary: Boundary, weights: AttentionWeights, by: Rotation
     ) -> AttentionInputs:
+        """Rotated queries and this step's window records."""
         return self.ops.attention_inputs(
             self.ops.linear_fp8(low.input, weights.wq_b),
             self.ops.linear_fp8(boundary.input, weights.wkv),
@@ -104,6 +106,7 @@ class Block:
         )
 
     def output(self, o: Tensor, weights: AttentionWeights) -> Tensor:
+        """Project attention outputs [tokens, heads, head_dim] to [tokens, hidden]."""
         return self.ops.grouped_output(o, weights.output, groups=self.arch.o_groups)
 
     def feed_forward(

@@ -66,6 +66,7 @@ class Pass:
     features: list[Tensor] = field(default_factory=list)
 
     def observe(self, name: str, layer: int, value: Tensor) -> None:
+        """Show a value to the observer, if there is one."""
         if self.observer is not None:
             self.observer(name, layer, value)
 
@@ -143,9 +144,17 @@ class Network:
         flow = start(self.embed(history[:, 0]), self.arch.hc_mult)
         for layer in self.arch.layers:
             flow = self.layer(layer, flow, step)
+            if not len(flow.streams):  # a chunk that lies wholly below the decoder start
+                return Forward(flow.streams[:, 0], self._no_features(flow), step.batch)
         collapsed = self.collapse(flow)
         features = torch.cat(step.features, -1) if step.features else None
         return Forward(collapsed.normed, features, step.batch)
+
+    def _no_features(self, flow: Flow) -> Tensor | None:
+        if self.arch.draft is None:
+            return None
+        width = len(self.arch.draft.target_layer_ids) * self.arch.hidden_size
+        return flow.streams.new_empty(0, width)
 
     def collapse(self, flow: Flow) -> Collapsed:
         """The final collapse and norm."""
@@ -164,6 +173,8 @@ class Network:
             mean = boundary.streams.float().mean(1)
             step.features.append(mean.to(boundary.hidden.dtype))
         boundary = self._own(layer, boundary, weights, step)
+        if not len(boundary.hidden):
+            return Flow(boundary.streams, None, boundary.pre)
         output = self._attend(layer, boundary, weights, step)
         observe = lambda name, value: step.observe(name, layer.index, value)  # noqa: E731
         observe("attn_coefficients", torch.cat((boundary.pre, boundary.post), -1))
@@ -171,9 +182,7 @@ class Network:
         observe("attn_in", boundary.hidden)
         observe("attn_out", output)
         flow = self.block.leave(boundary, output)
-        flow = self.block.feed_forward(
-            flow, weights.block, self.arch.num_experts_per_tok, observe
-        )
+        flow = self.block.feed_forward(flow, weights.block, self.arch.num_experts_per_tok, observe)
         if step.observer is not None:
             flow = self.block.settle(flow)
             observe("resid", flow.streams)
@@ -200,9 +209,7 @@ class Network:
         step.observe("engram_out", layer.index, gated.streams)
         return Flow(gated.streams, None, flow.pre)
 
-    def _own(
-        self, layer: Layer, boundary: Boundary, weights: LayerWeights, step: Pass
-    ) -> Boundary:
+    def _own(self, layer: Layer, boundary: Boundary, weights: LayerWeights, step: Pass) -> Boundary:
         """Store what this layer owns; at the boundary layer, let the other rows go (D52)."""
         if weights.compressor is not None:
             self.ops.compress(

@@ -26,6 +26,7 @@ class Numerics:
     quantised: bool
 
     def records(self, arch: Arch) -> Records:
+        """Formats of cache records in this mode."""
         return Records.of(arch, quantised=self.quantised)
 
 

@@ -115,5 +115,7 @@ class Operations:
             "heads": arch.num_attention_heads,
             "streams": arch.hc_mult,
         }
-        chosen = {f.name: OPS[f.name].bind(wishes.get(f.name, default), **facts) for f in fields(cls)}
+        chosen = {
+            f.name: OPS[f.name].bind(wishes.get(f.name, default), **facts) for f in fields(cls)
+        }
         return cls(**chosen)

@@ -201,9 +201,13 @@ class WeightLoader:
         return raw if self.numerics.quantised else dequantise_fp4_weight(raw)
 
     def _hyper(self, prefix: str, side: str) -> HyperWeights:
-        names = (f"{prefix}hc_{side}_{part}" for part in ("fn", "base", "scale"))
         return self.ops.mhc_boundary.pack(
-            HyperWeights(*map(self._plain, names), self._plain(f"{prefix}{side}_norm.weight"))
+            HyperWeights(
+                fn=self._plain(f"{prefix}hc_{side}_fn"),
+                base=self._plain(f"{prefix}hc_{side}_base"),
+                scale=self._plain(f"{prefix}hc_{side}_scale"),
+                norm=self._plain(f"{prefix}{side}_norm.weight"),
+            )
         )
 
     def _attention(self, prefix: str) -> AttentionWeights:
@@ -235,9 +239,7 @@ class WeightLoader:
                 bias=self._plain(f"{ffn}gate.bias"),
                 routed=self.ops.experts.pack(routed),
                 shared=self.ops.shared_expert.pack(
-                    SharedWeights(
-                        self._fp8(f"{shared}w1", f"{shared}w3"), self._fp8(f"{shared}w2")
-                    )
+                    SharedWeights(self._fp8(f"{shared}w1", f"{shared}w3"), self._fp8(f"{shared}w2"))
                 ),
             ),
         )

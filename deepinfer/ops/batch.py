@@ -46,9 +46,11 @@ class Batch:
 
     @property
     def token_slots(self) -> Tensor:
+        """[tokens] int64, state slot of each token's request."""
         return self.slots[self.rows]
 
     def with_lower(self, lower: Tensor) -> Batch:
+        """The same tokens with other window bounds."""
         return replace(self, lower=lower)
 
     def kept(self, keep: Tensor, slices: tuple[tuple[int, int], ...]) -> Batch:

@@ -62,9 +62,11 @@ class Bound:
     reason: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the implementation; parameters are those of the reference."""
         return self.implementation.run(*args, **kwargs)
 
     def pack(self, weights: Any) -> Any:
+        """Stored weights in the form that the implementation wants."""
         return self.implementation.pack(weights)
 
 

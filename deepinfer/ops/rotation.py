@@ -23,6 +23,7 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     def rows(self, index: Tensor) -> Rotation:
+        """The angles of some tokens."""
         return Rotation(self.cos[index], self.sin[index])
 
 

@@ -6,4 +6,4 @@ from deepinfer.ops.registry import Op
 
 attention_inputs = Op(_reference)
 
-__all__ = ["AttentionInputs", "window_records", "attention_inputs"]
+__all__ = ["AttentionInputs", "attention_inputs", "window_records"]

@@ -13,7 +13,7 @@ from deepinfer.ops.rotation import Rotation, rotate
 
 
 class AttentionInputs(NamedTuple):
-    """q [tokens, heads, head_dim] rotated; records [tokens, record bytes] uint8, the window keys."""
+    """q [tokens, heads, head_dim] rotated; records [tokens, bytes] uint8, the window keys."""
 
     q: Tensor
     records: Tensor

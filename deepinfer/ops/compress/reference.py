@@ -21,7 +21,11 @@ from deepinfer.ops.rotation import rotate, rotation
 
 
 class CompressorWeights(NamedTuple):
-    """wkv, wgate [head_dim, hidden] (wgate None for ratio 1); norm [head_dim]; wk, k_norm of keys."""
+    """Weights of an owner layer.
+
+    wkv, wgate [head_dim, hidden] (wgate None for ratio 1); norm [head_dim]; wk [index_head_dim,
+    head_dim] and k_norm [index_head_dim] of the index keys.
+    """
 
     wkv: Tensor
     wgate: Tensor | None

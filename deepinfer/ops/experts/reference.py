@@ -32,7 +32,7 @@ class ExpertWeights(NamedTuple):
 
 
 def swiglu_clamp(gate_up: Tensor, limit: float) -> Tensor:
-    """silu(min(g, limit)) * clamp(u, -limit, limit), [tokens, 2 * inner] -> fp32 [tokens, inner]."""
+    """silu(min(g, limit)) * clamp(u, -limit, limit): [tokens, 2 inner] -> fp32 [tokens, inner]."""
     gate, up = gate_up.to(torch.float32).chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate / (1 + curve(torch.exp, -gate)) * up

@@ -14,7 +14,7 @@ from deepinfer.ops.rotation import Rotation, rotate
 
 
 class IndexQueries(NamedTuple):
-    """records [tokens, heads, record bytes] uint8; weights [tokens, heads] fp32, factors included."""
+    """records [tokens, heads, bytes] uint8; weights [tokens, heads] fp32, factors included."""
 
     records: Tensor
     weights: Tensor

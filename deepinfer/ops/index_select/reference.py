@@ -28,6 +28,7 @@ class Selection(NamedTuple):
     blocks: Tensor | None
 
     def rows(self, index: Tensor) -> Selection:
+        """The selections of some tokens."""
         return Selection(self.ids[index], None if self.blocks is None else self.blocks[index])
 
 
@@ -88,7 +89,7 @@ def candidate_blocks(scores: Tensor, visible: Tensor, rule: CandidateRule) -> Te
 
 
 def block_mask(blocks: Tensor, rule: CandidateRule, entries: int) -> Tensor:
-    """Entries that lie in the given blocks: [tokens, limit] ids (-1 = none) -> [tokens, entries]."""
+    """Entries within blocks: [tokens, limit] ids (-1 = none) -> bool [tokens, entries]."""
     count = -(-entries // rule.size)
     marked = torch.zeros(len(blocks), count + 1, dtype=torch.bool, device=blocks.device)
     marked.scatter_(1, torch.where(blocks < 0, count, blocks), True)
@@ -157,9 +158,7 @@ def index_select(
             decoded = decode_record(queries.records[rows], record)
             scores = head_scores(decoded, queries.weights[rows], keys)
             within = None if blocks is None else blocks[rows]
-            chosen = select(
-                scores, visible[rows], topk, blocks=within, rule=rule, publish=publish
-            )
+            chosen = select(scores, visible[rows], topk, blocks=within, rule=rule, publish=publish)
             parts.append(chosen)
     ids = torch.cat([part.ids for part in parts])
     published = [part.blocks for part in parts if part.blocks is not None]

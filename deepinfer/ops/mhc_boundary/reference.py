@@ -59,14 +59,23 @@ class Boundary(NamedTuple):
         return self.hidden if self.quantised is None else self.quantised
 
     def rows(self, index: Tensor) -> Boundary:
+        """The boundary of some tokens."""
         pair = self.quantised
         if pair is not None:
             pair = Quantised(pair.codes[index], pair.scale[index])
-        fields = (self.streams, self.pre, self.post, self.comb, self.hidden)
-        return Boundary(*(f[index] for f in fields), pair)
+        return Boundary(
+            self.streams[index],
+            self.pre[index],
+            self.post[index],
+            self.comb[index],
+            self.hidden[index],
+            pair,
+        )
 
 
-def split_coefficients(u: Tensor, weights: HyperWeights, iterations: int, eps: float) -> Coefficients:
+def split_coefficients(
+    u: Tensor, weights: HyperWeights, iterations: int, eps: float
+) -> Coefficients:
     """Turn the projected numbers into pre, post and a nearly doubly stochastic comb (D20).
 
     Args:
@@ -91,7 +100,7 @@ def split_coefficients(u: Tensor, weights: HyperWeights, iterations: int, eps: f
 
 
 def _total(x: Tensor, axis: int) -> Tensor:
-    """Sum over an axis, kept with size 1; written out, so that its fp32 order is the same always."""
+    """Sum over an axis, kept with size 1; written out, so that its fp32 order never changes."""
     first, *rest = x.split(1, axis)
     return sum(rest, start=first)
 
@@ -99,7 +108,7 @@ def _total(x: Tensor, axis: int) -> Tensor:
 def coefficients(
     streams: Tensor, weights: HyperWeights, eps: float, hc_eps: float, iterations: int
 ) -> Coefficients:
-    """Coefficients of a sub-layer from the streams; the statistic multiplies after the projection."""
+    """Coefficients of a sub-layer; the streams' statistic multiplies after the projection."""
     flat = streams.flatten(1)
     u = matmul(flat, weights.fn) * torch.rsqrt(mean_square(flat) + eps)
     return split_coefficients(u, weights, iterations, hc_eps)

@@ -11,7 +11,7 @@ from deepinfer.ops.products import rms_norm
 
 
 class Collapsed(NamedTuple):
-    """`plain` is the collapse, `normed` its RMSNorm; both [tokens, hidden] in the streams' dtype."""
+    """The collapse and its RMSNorm, both [tokens, hidden] in the dtype of the streams."""
 
     plain: Tensor
     normed: Tensor

@@ -20,6 +20,7 @@ class Pending(NamedTuple):
     comb: Tensor
 
     def rows(self, index: Tensor) -> Pending:
+        """What is pending for some tokens."""
         return Pending(self.output[index], self.post[index], self.comb[index])
 
 

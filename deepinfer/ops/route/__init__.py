@@ -1,8 +1,8 @@
 """Expert choice; see reference.py for its meaning."""
 
+from deepinfer.ops.registry import Op
 from deepinfer.ops.route.reference import Routing
 from deepinfer.ops.route.reference import route as _reference
-from deepinfer.ops.registry import Op
 
 route = Op(_reference)
 

@@ -1,8 +1,8 @@
 """The shared expert; see reference.py for its meaning."""
 
+from deepinfer.ops.registry import Op
 from deepinfer.ops.shared_expert.reference import SharedWeights
 from deepinfer.ops.shared_expert.reference import shared_expert as _reference
-from deepinfer.ops.registry import Op
 
 shared_expert = Op(_reference)
 

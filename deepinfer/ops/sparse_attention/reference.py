@@ -34,9 +34,7 @@ class Running(NamedTuple):
     out: Tensor
 
 
-def attend_block(
-    state: Running, q: Tensor, keys: Tensor, visible: Tensor, scale: float
-) -> Running:
+def attend_block(state: Running, q: Tensor, keys: Tensor, visible: Tensor, scale: float) -> Running:
     """Take one block of slots into the running sums; parameters as in `attend`."""
     # Hidden slots may hold anything, NaN too: 0 * NaN would reach the sum of values.
     block = keys.masked_fill(~visible.unsqueeze(-1), 0.0).to(WIDE)

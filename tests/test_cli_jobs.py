@@ -1,0 +1,99 @@
+"""`deepinfer generate` and `score` as a user meets them, on the embedded model."""
+
+import json
+
+import pytest
+
+from deepinfer.cli import main
+from deepinfer.nano.build import nano_directory
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """One cache for all tests of this file: the model is built once."""
+    path = tmp_path_factory.getbasetemp() / "cli-cache"
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(path))
+    return path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_file_of_prompts_is_answered_line_by_line(tmp_path, capsys):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    prompts = ['{"prompt": "你好", "id": "a"}', "nonsense", "", '{"prompt_token_ids": [7, 8]}']
+    source.write_text("\n".join(prompts), encoding="utf-8")
+    arguments = ["generate", "--model", "nano", "--input", str(source), "--output", str(target)]
+    assert main([*arguments, "--max-tokens", "3"]) == 1
+    first, second, third = lines(target)
+    assert (first["id"], first["prompt"], len(first["token_ids"])) == ("a", "你好", 3)
+    assert first["finish_reason"] == "length"
+    assert "not JSON" in second["error"]
+    assert third["prompt_token_ids"] == [7, 8]
+    captured = capsys.readouterr()
+    assert "random weights" in captured.err
+    assert "2 done, 1 failed" in captured.err
+    assert "你好" in captured.out
+
+
+def test_prompts_of_the_command_line_are_answered_on_standard_output(capsys):
+    assert main(["generate", "--model", "nano", "--prompt", "a", "--prompt", "b"]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [answer["prompt"] for answer in answers] == ["a", "b"]
+    assert [len(answer["token_ids"]) for answer in answers] == [16, 16]
+
+
+def test_scores_give_one_logprob_a_token_after_the_first(capsys):
+    assert main(["score", "--model", "nano", "--prompt", "one two three"]) == 0
+    (record,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(record["logprobs"]) == len(record["prompt_token_ids"]) - 1
+    assert record["logprob_sum"] == pytest.approx(sum(record["logprobs"]))
+    assert record["perplexity"] > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nano", "--input", "no/such/file"], "cannot read --input"),
+        (
+            ["--model", "nano", "--prompt", "a", "--output", "no/such/dir/x"],
+            "cannot write --output",
+        ),
+        (["--model", "no-such-model", "--prompt", "a"], "'nano'"),
+        (["--model", "nano", "--prompt", "a", "--device", "tpu"], "device 'tpu'"),
+        (["--model", "nano", "--prompt", "a", "--device", "cuda:63"], "GPU"),
+        (["--model", "nano", "--prompt", "a", "--max-model-len", "0"], "max_model_len 0"),
+        (["--model", "nano", "--prompt", "a", "--chunk", "0"], "chunk 0"),
+    ],
+)
+def test_wishes_that_cannot_be_met_end_with_one_line(arguments, message, capsys):
+    assert main(["generate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: ")
+    assert message in error
+
+
+def test_dummy_weights_depend_on_the_seed_alone(capsys):
+    def answer(seed):
+        common = ["--load-format", "dummy", "--prompt", "abc", "--max-tokens", "4"]
+        assert main(["generate", "--model", "nano", *common, "--seed", seed]) == 0
+        return json.loads(capsys.readouterr().out)["token_ids"]
+
+    assert answer("1") == answer("1") != answer("2")
+
+
+@pytest.mark.parametrize("placement", ["host", "disk"])
+def test_the_placement_of_the_tables_does_not_change_an_answer(placement, capsys):
+    def answer(where):
+        assert main(["generate", "--model", "nano", "--engram", where, "--prompt", "abcd"]) == 0
+        return capsys.readouterr().out
+
+    assert answer(placement) == answer("device")
+
+
+def test_the_embedded_model_can_be_inspected(cache, capsys):
+    assert main(["inspect", "nano", "--json"]) == 0
+    by_name = capsys.readouterr().out
+    assert main(["inspect", str(nano_directory(cache)), "--json"]) == 0
+    assert capsys.readouterr().out == by_name
