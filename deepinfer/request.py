@@ -1,30 +1,206 @@
-"""What comes in and what goes out: plain data of one request.
+"""What comes in and what goes out: plain data of one request, checked where it enters.
 
-Knows nothing of how a request is computed. Names are vLLM's where it has one.
+Names and defaults are vLLM's where it has one; `shared` sampling rules are in `ops/sample`. Knows
+nothing of how a request is computed.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "error"]
+from deepinfer.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+GREEDY_BELOW = 1e-5  # temperatures below it take the likeliest token
+MAX_LOGPROBS = 1000
+_MAX_STOP_STRINGS = 64
+_MAX_STOP_CHARS = 16_384
+_SEED_BITS = 64
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen; every value is checked on construction.
+
+    Attributes:
+        n: completions of one prompt, 1..128.
+        temperature: >= 0; below 1e-5 greedy.
+        top_p: (0, 1]; smallest set of likeliest tokens whose mass reaches it.
+        top_k: likeliest tokens kept; 0 or -1 = all.
+        min_p: [0, 1]; least probability relative to the likeliest token.
+        presence_penalty, frequency_penalty: [-2, 2], over generated tokens.
+        repetition_penalty: > 0, over prompt and generated tokens; 1 = none.
+        seed: None (the engine draws one and reports it), or any integer of 64 bits.
+        stop: strings that end the text; the leftmost match wins and is cut off.
+        stop_token_ids: ids that end it; kept in `token_ids`, not in the text.
+        bad_words: strings that must not be generated (as token sequences).
+        include_stop_str_in_output: keep the stop string in the text.
+        ignore_eos: go on after the end token.
+        max_tokens: tokens to generate, >= 1.
+        min_tokens: no end or stop id before so many tokens.
+        logprobs: entries a generated token, 0 = only the chosen one, -1 = whole vocabulary.
+        prompt_logprobs: the same for the prompt's tokens.
+        logprobs_mode: "raw" (of the model) or "processed" (drawn from).
+        detokenize: produce text.
+        skip_special_tokens: leave special tokens out of the text.
+        logit_bias: token id -> addition to its logit, [-100, 100].
+        allowed_token_ids: the only ids that may be generated.
+        forced_token_ids: teacher forcing; -1 leaves a place free.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    forced_token_ids: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_counts()
+        self._check_lists()
+        if self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise RequestError(f"logprobs_mode {self.logprobs_mode!r}: use 'raw' or 'processed'")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken each time."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def _check_ranges(self) -> None:
+        _range("temperature", self.temperature, 0, math.inf)
+        _range("top_p", self.top_p, 0, 1, open_low=True)
+        _range("min_p", self.min_p, 0, 1)
+        _range("presence_penalty", self.presence_penalty, -2, 2)
+        _range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _range("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True)
+
+    def _check_counts(self) -> None:
+        _integer("n", self.n, 1, 128)
+        _integer("top_k", self.top_k, -1)
+        _integer("max_tokens", self.max_tokens, 1)
+        _integer("min_tokens", self.min_tokens, 0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(1 << (_SEED_BITS - 1)), (1 << _SEED_BITS) - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, -1, MAX_LOGPROBS)
+
+    def _check_lists(self) -> None:
+        strings = self.stop_strings
+        if any(not isinstance(text, str) or not text for text in strings):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"stop {self.stop!r}: use non-empty strings")
+        if len(strings) > _MAX_STOP_STRINGS or any(len(s) > _MAX_STOP_CHARS for s in strings):
+            raise RequestError(
+                f"stop: at most {_MAX_STOP_STRINGS} strings of {_MAX_STOP_CHARS} characters"
+            )
+        if any(not isinstance(word, str) or not word for word in self.bad_words or ()):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"bad_words {self.bad_words!r}: use non-empty strings")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                _integer(f"{name} entry", token, 0)
+        for token in self.forced_token_ids or ():
+            _integer("forced_token_ids entry", token, -1)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids is empty: leave it out to allow every token")
+        for token, bias in (self.logit_bias or {}).items():
+            _integer("logit_bias key", token, 0)
+            _range(f"logit_bias of token {token}", bias, -100, 100)
+
+
+def _range(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not low <= value <= high:
+        below = True
+    else:
+        below = open_low and value == low
+    if below:
+        left = "(" if open_low else "["
+        raise RequestError(f"{name} {value!r}: use a number in {left}{low:g}, {high:g}]")
+
+
+def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        bad = True
+    else:
+        bad = high is not None and value > high
+    if bad:
+        bound = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+        raise RequestError(f"{name} {value!r}: use {bound}")
+
+
+class Logprob(NamedTuple):
+    """One entry: natural log-probability, and the token's rank (1 = likeliest)."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """What was generated for one prompt.
+    """One continuation of a prompt.
 
     Attributes:
-        text: decoded tokens, without special ones.
-        token_ids: generated ids, the end token included if it was generated.
-        finish_reason: "stop" (end token), "length" (limit reached) or "error".
+        index: which of the `n`.
+        text: decoded tokens up to the stop, without special ones unless asked for.
+        token_ids: generated ids, an end or stop id included.
+        cumulative_logprob: sum over generated tokens; None unless log-probabilities are asked for.
+        logprobs: for every generated token, id -> entry; None unless asked for.
+        finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
+        stop_reason: the stop string or id that ended it, None for the end token.
+        seed: the seed that reproduces it.
     """
 
+    index: int
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    cumulative_logprob: float | None = None
+    logprobs: tuple[Mapping[int, Logprob], ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """Times in seconds on the engine's clock; None until they happen."""
+
+    arrival: float
+    first_token: float | None = None
+    finished: float | None = None
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,10 +208,14 @@ class RequestOutput:
     """The one result of one input.
 
     Attributes:
-        request_id: position of the input, or the name it was given.
+        request_id: name of the request.
         prompt: the text that was sent; None for a prompt of ids.
         prompt_token_ids: ids of the prompt; empty if it could not be read.
-        outputs: one completion, or none if `error` is set before anything was generated.
+        outputs: one completion for each of `n`; none if `error` came before anything was generated.
+        finished: nothing more will come.
+        prompt_logprobs: None for the first token, then id -> entry for each; None unless asked for.
+        num_cached_tokens: prompt tokens that were not computed again.
+        metrics: times.
         error: what was wrong with this input, and how to mend it.
     """
 
@@ -43,7 +223,36 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+    finished: bool = True
+    prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the engine core computes: ids in, ids out.
+
+    Attributes:
+        request_id: unique among requests that are not finished.
+        prompt_token_ids: checked ids, at least one.
+        params: sampling; `n` is 1 here (the border makes `n` requests).
+        seed: 64-bit seed of the noise, never None.
+        sample: which of the border's `n` this is (part of the noise counter).
+        priority: smaller goes first.
+        arrival: seconds on the engine's clock.
+        stop_ids: ids that end it, the end token included unless ignored.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    sample: int = 0
+    priority: int = 0
+    arrival: float = 0.0
+    stop_ids: frozenset[int] = field(default_factory=frozenset[int])
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,9 @@ class Offline:
             limit = max_tokens if job.max_tokens is None else job.max_tokens
             tokens, reason = self.engine.generate(ids, limit)
             text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
-            output = CompletionOutput(text, tuple(tokens), reason)
+            output = CompletionOutput(0, text, tuple(tokens), finish_reason=reason)
         except (RequestError, NonFiniteError) as error:
-            return RequestOutput(job.request_id, job.prompt, tuple(ids), (), str(error))
+            return RequestOutput(job.request_id, job.prompt, tuple(ids), (), error=str(error))
         return RequestOutput(job.request_id, job.prompt, tuple(ids), (output,))
 
     def score(self, job: Job) -> ScoreOutput:

@@ -1,8 +1,10 @@
-"""FP8 linear layer on Hopper: codes stay packed and become bf16 in registers, for wgmma.
+"""FP8 linear layer on Hopper: codes go to the FP8 tensor cores as stored.
 
-K is cut into segments that depend on the weight alone. With few tokens each segment is a program
-and the last to finish adds them; with many one program adds them itself: the same order, the same
-bits. Knows nothing of what it projects. Meaning: reference.py.
+Each group of 32 columns is one wgmma; its sum times both scales is added in fp32, so that scales
+never round. (The unit itself sums the 32 exact products with about 14 bits.) K is cut into segments
+that depend on the weight alone. With few tokens each segment is a program and the last to finish
+adds them; with many one program adds them itself: the same order, the same bits. Knows nothing of
+what it projects. Meaning: reference.py.
 """
 
 from __future__ import annotations
@@ -15,22 +17,16 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from deepinfer.ops.formats import Fp8Weight, Quantised
 from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, Tile, choose, segments
 
-_LARGEST_SCALE = 166  # E8M0 byte; a larger one would overflow the bf16 multiplier in `_DECODE`
-
 
 class PackedLinear(NamedTuple):
-    """One weight in the order in which threads read it, and one arrival counter a row block.
+    """One weight in tiles that lie in one piece, and one arrival counter a row block.
 
-    codes [out / 64, K / 128, 4, 128, 16] uint8; scale [out / 32, K / 128] int32, four bytes a step;
+    codes [out / 64, K / 128, 64, 128] uint8; scale [out / 32, K / 128] int32, four bytes a step;
     arrivals [out / 64] int32, zero between calls: calls with one weight must not overlap.
     """
 
@@ -40,94 +36,44 @@ class PackedLinear(NamedTuple):
 
 
 def pack(weight: Fp8Weight | Tensor) -> PackedLinear:
-    """Reorder a weight so that a thread's part of a tile is 16 neighbouring bytes.
-
-    Rows go in blocks of 64, columns in steps of 128 = four groups of 32; the order inside is that
-    of wgmma's A operand in registers, with the codes of rows r and r + 8 in one half-word.
+    """Cut a weight into tiles of 64 rows and 128 columns; no code changes.
 
     Args:
         weight: codes [out, K], out a multiple of 64, K of 128.
 
     Raises:
-        ValueError: the weight is not FP8, a scale is too large or a size does not fit.
+        ValueError: the weight is not FP8, or a size does not fit the tiles.
     """
     if not isinstance(weight, Fp8Weight):
         raise ValueError("linear_fp8: the triton kernel takes FP8 weights only; use reference")
     out, columns = weight.codes.shape
     if out % 64 or columns % 128:
         raise ValueError(f"linear_fp8: [{out}, {columns}] is no multiple of [64, 128]")
-    if int(weight.scale.max()) > _LARGEST_SCALE:
-        raise ValueError(
-            f"linear_fp8: scale byte {int(weight.scale.max())} is above {_LARGEST_SCALE}"
-        )
-    # axes: block, 4 warps, row bit 3, 8 rows | step, group, 4 words, 4 lanes, parity
-    split = weight.codes.view(out // 64, 4, 2, 8, columns // 128, 4, 4, 4, 2)
-    codes = split.permute(0, 4, 5, 1, 3, 7, 6, 8, 2).flip(-1)  # row r in the high byte
-    codes = codes.contiguous().view(out // 64, columns // 128, 4, 128, 16)
+    codes = weight.codes.view(out // 64, 64, columns // 128, 128).transpose(1, 2).contiguous()
     scale = weight.scale.contiguous().view(torch.int32)
-    arrivals = torch.zeros(out // 64, dtype=torch.int32, device=codes.device)
-    return PackedLinear(codes, scale, arrivals)
-
-
-# One word: two columns (its halves), rows r (high bytes) and r + 8. Exponent and mantissa land on
-# bf16 bits 10..4, so that a code reads 2^-120 too small; the multiplier 2^(scale + 88) leaves a
-# factor 2^-32, which the end takes back exactly.
-_DECODE = gl.constexpr("""
-{
-.reg .b32 t, u;
-and.b32 t, $2, 0x80008000;
-shr.u32 u, $2, 4;
-lop3.b32 $0, u, 0x07F007F0, t, 0xEA;
-shl.b32 t, $2, 8;
-and.b32 t, t, 0x80008000;
-shl.b32 u, $2, 4;
-lop3.b32 $1, u, 0x07F007F0, t, 0xEA;
-mul.rn.bf16x2 $0, $0, $3;
-mul.rn.bf16x2 $1, $1, $5;
-}
-""")
-# Four codes in their natural order, to their true values: times 2^120, then times their scale.
-_DECODE_INPUT = gl.constexpr("""
-{
-.reg .b32 t, u, p;
-mov.b32 p, 0x7B807B80;
-prmt.b32 u, $2, 0, 0x1404;
-and.b32 t, u, 0x80008000;
-shr.u32 u, u, 4;
-lop3.b32 $0, u, 0x07F007F0, t, 0xEA;
-prmt.b32 u, $2, 0, 0x3424;
-and.b32 t, u, 0x80008000;
-shr.u32 u, u, 4;
-lop3.b32 $1, u, 0x07F007F0, t, 0xEA;
-mul.rn.bf16x2 $0, $0, p;
-mul.rn.bf16x2 $1, $1, p;
-mul.rn.bf16x2 $0, $0, $3;
-mul.rn.bf16x2 $1, $1, $5;
-}
-""")
-_OPERANDS = gl.constexpr("=&r,=&r,r,r,r,r,r")
+    return PackedLinear(codes, scale, torch.zeros(out // 64, dtype=torch.int32, device=codes.device))
 
 
 @gluon.jit
-def _fetch(words, w_ptr, step, slot):
-    for part in gl.static_range(4):
-        codes = w_ptr + (step * 8192 + part * 2048)
-        async_copy.async_copy_global_to_shared(words.index(slot * 4 + part), codes)
+def _fetch(ws, xs, scales, w_ptr, x_ptr, s_ptr, x_used, s_used, step, slot):
+    """Start the copies of one step of 128 columns into buffer `slot`."""
+    async_copy.async_copy_global_to_shared(ws.index(slot), w_ptr + step * 8192)
+    async_copy.async_copy_global_to_shared(xs.index(slot), x_ptr + step * 128, mask=x_used)
+    async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step, mask=s_used)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _half(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
-    """Packed group [ROWS * 2, 16] -> bf16 [ROWS, 32] in wgmma's register order, no data moved."""
-    codes = words.reshape([ROWS // 64, 4, 8, 4, 4, 2, 2]).permute((0, 1, 5, 2, 4, 3, 6))
-    codes = gl.convert_layout(codes.reshape([ROWS, 32]), layout, assert_trivial=True)
-    times = ((scale & 255) * 0x00800080 + 88 * 0x00800080)[:, None]
-    return gl.inline_asm_elementwise(_DECODE, _OPERANDS, [codes, times], gl.bfloat16, True, 4)
+def _times(x_scale, w_scale, group: gl.constexpr):
+    """Product of both scales of a group, [rows, tokens] fp32."""
+    x = (((x_scale >> (8 * group)) & 255) << 23).to(gl.float32, bitcast=True)
+    w = (((w_scale >> (8 * group)) & 255) << 23).to(gl.float32, bitcast=True)
+    return w[:, None] * x[None, :]
 
 
 @gluon.jit(do_not_specialize=["tokens"])
 def _linear(
-    codes_ptr, scale_ptr, w_ptr, s_ptr, arrivals_ptr, part_ptr, out_ptr, tokens,
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, arrivals_ptr, part_ptr, out_ptr, tokens,
     K: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
     STAGES: gl.constexpr, SEGMENTS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
@@ -136,90 +82,75 @@ def _linear(
     all_steps: gl.constexpr = K // 128
     segment: gl.constexpr = all_steps // SEGMENTS
     steps: gl.constexpr = segment if SPLIT else all_steps
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [warps, 1], [1, 0])
-    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [warps, 1], [1, 0])
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    words = gl.allocate_shared_memory(gl.uint8, [STAGES * 4, ROWS * 2, 16], plain)
-    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    xs = gl.allocate_shared_memory(gl.bfloat16, [2, TOKENS, 64], swizzled)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 32])
+    copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])
+    line: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
+    ws = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, ROWS, 128], swizzled)
+    xs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, TOKENS, 128], swizzled)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    scales = gl.allocate_shared_memory(gl.int32, [STAGES, TOKENS], plain)
     block, tile = gl.program_id(0), gl.program_id(1)
     start = gl.program_id(2) * segment if SPLIT else 0
 
-    thread = gl.arange(0, ROWS * 2, gl.SliceLayout(1, bytes_layout))
-    byte = gl.arange(0, 16, gl.SliceLayout(0, bytes_layout))
+    column = gl.arange(0, 128, gl.SliceLayout(0, copy))
+    r = gl.arange(0, ROWS, gl.SliceLayout(1, copy))
     w_ptr += block.to(gl.int64) * (ROWS * K) + start * 8192
-    w_ptr = w_ptr + ((thread // 128 * (64 * K) + thread % 128 * 16)[:, None] + byte[None, :])
-    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, a_layout))
-    s_ptr = s_ptr + (row // 32 * all_steps + start)
-    # A row of the input tile is one group of 32 columns: token n = row // 2, group = row % 2.
-    line = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout))
-    token = tile * TOKENS + line // 2
-    used = token < tokens
-    group = line % 2 + start * 4
-    codes_ptr = codes_ptr + (
-        (token * K + group * 32)[:, None] + gl.arange(0, 32, gl.SliceLayout(0, x_layout))[None, :]
-    )
-    scale_ptr = scale_ptr + (token * (K // 32) + group)
+    w_ptr = w_ptr + ((r // 64 * (64 * K) + r % 64 * 128)[:, None] + column[None, :])
+    n = tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(1, copy))
+    x_ptr = x_ptr + ((n * K + start * 128)[:, None] + column[None, :])
+    m = tile * TOKENS + gl.arange(0, TOKENS, line)
+    s_ptr = x_scale_ptr + (m * all_steps + start)
+    x_used, s_used = (n < tokens)[:, None], m < tokens
+    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
+    w_scale_ptr = w_scale_ptr + (row // 32 * all_steps + start)
 
     for s in gl.static_range(STAGES - 1):
         if s < steps:
-            _fetch(words, w_ptr, s, s)
+            _fetch(ws, xs, scales, w_ptr, x_ptr, s_ptr, x_used, s_used, s, s)
         else:
             async_copy.commit_group()
-    x0 = gl.load(codes_ptr, used[:, None], 0)
-    x1 = gl.load(codes_ptr + 64, used[:, None], 0)
-    e0 = gl.load(scale_ptr, used, 127)
-    e1 = gl.load(scale_ptr + 2, used, 127)
-    w_scale = gl.load(s_ptr)
-    total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
-    part = gl.zeros([ROWS, TOKENS], gl.float32, mma)
+    following = gl.load(w_scale_ptr)
+    none = gl.zeros([ROWS, TOKENS], gl.float32, mma)
+    total = none
+    part = none
     for step in range(steps):
-        t0, t1 = (e0.to(gl.int32) * 0x00800080)[:, None], (e1.to(gl.int32) * 0x00800080)[:, None]
-        y0 = gl.inline_asm_elementwise(_DECODE_INPUT, _OPERANDS, [x0, t0], gl.bfloat16, True, 4)
-        y1 = gl.inline_asm_elementwise(_DECODE_INPUT, _OPERANDS, [x1, t1], gl.bfloat16, True, 4)
-        xs.index(0).store(y0.reshape([TOKENS, 64]))
-        xs.index(1).store(y1.reshape([TOKENS, 64]))
-        fence_async_shared()
         async_copy.wait_group(STAGES - 2)
-        scale, slot = w_scale, step % STAGES
+        w_scale, slot = following, step % STAGES
         ahead = step + STAGES - 1
         if ahead < steps:
-            _fetch(words, w_ptr, ahead, ahead % STAGES)
+            _fetch(ws, xs, scales, w_ptr, x_ptr, s_ptr, x_used, s_used, ahead, ahead % STAGES)
         else:
             async_copy.commit_group()
-        following = gl.minimum(step + 1, steps - 1)
-        x0 = gl.load(codes_ptr + following * 128, used[:, None], 0)
-        x1 = gl.load(codes_ptr + (following * 128 + 64), used[:, None], 0)
-        e0 = gl.load(scale_ptr + following * 4, used, 127)
-        e1 = gl.load(scale_ptr + (following * 4 + 2), used, 127)
-        w_scale = gl.load(s_ptr + following)
-        for c in gl.static_range(2):
-            low = words.index(slot * 4 + c * 2).load(bytes_layout)
-            high = words.index(slot * 4 + c * 2 + 1).load(bytes_layout)
-            low = _half(low, scale >> (16 * c), ROWS, a_layout)
-            high = _half(high, scale >> (16 * c + 8), ROWS, a_layout)
-            a = gl.join(low, high).permute((0, 2, 1)).reshape([ROWS, 64])
-            a = gl.convert_layout(a, a_layout, assert_trivial=True)
-            part = warpgroup_mma(a, xs.index(c).permute((1, 0)), part, is_async=True)
-        part = warpgroup_mma_wait(0, [part])
+        following = gl.load(w_scale_ptr + gl.minimum(step + 1, steps - 1))
+        x_scale = scales.index(slot).load(gl.SliceLayout(0, mma))
+        w, x = ws.index(slot), xs.index(slot)
+        for first in gl.static_range(0, 4, 2):
+            w0, x0 = w.slice(32 * first, 32, 1), x.slice(32 * first, 32, 1)
+            w1, x1 = w.slice(32 * first + 32, 32, 1), x.slice(32 * first + 32, 32, 1)
+            near = warpgroup_mma(w0, x0.permute((1, 0)), none, use_acc=False, is_async=True)
+            far = warpgroup_mma(w1, x1.permute((1, 0)), none, use_acc=False, is_async=True)
+            near = warpgroup_mma_wait(1, [near])
+            part += near * _times(x_scale, w_scale, first)
+            far = warpgroup_mma_wait(0, [far])
+            part += far * _times(x_scale, w_scale, first + 1)
         if not SPLIT and SEGMENTS > 1:  # noqa: SIM102 - the outer test is a constant
             if step % segment == segment - 1:
                 total += part
-                part = gl.zeros([ROWS, TOKENS], gl.float32, mma)
+                part = none
     if not SPLIT and SEGMENTS > 1:
         part = total
 
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, warps], [0, 1])
-    column = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    n = tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
-    at = (n.to(gl.int64) * OUT)[None, :] + column[:, None]
-    inside = (n < tokens)[None, :]
+    out_row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    token = tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
+    at = (token.to(gl.int64) * OUT)[None, :] + out_row[:, None]
+    inside = (token < tokens)[None, :]
+    value = gl.convert_layout(part, layout)
     if SPLIT and SEGMENTS > 1:
         size = tokens.to(gl.int64) * OUT
         mine = part_ptr + gl.program_id(2) * size
-        gl.store(mine + at, gl.convert_layout(part, layout), inside, cache_modifier=".cg")
+        gl.store(mine + at, value, inside, cache_modifier=".cg")
         gl.thread_barrier()
         arrived = gl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel")
         if arrived < SEGMENTS - 1:
@@ -228,9 +159,7 @@ def _linear(
         for s in gl.static_range(SEGMENTS):
             value += gl.load(part_ptr + (s * size + at), inside, 0.0, cache_modifier=".cg")
         gl.store(arrivals_ptr + block, 0)
-    else:
-        value = gl.convert_layout(part, layout)
-    gl.store(out_ptr + at, (value * 4294967296.0).to(gl.bfloat16), inside)
+    gl.store(out_ptr + at, value.to(gl.bfloat16), inside)
 
 
 def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor:
@@ -239,13 +168,14 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
     out, device = weight.scale.shape[0] * 32, x.codes.device
     if tokens * columns >= 2**31:
         raise ValueError(f"linear_fp8: {tokens} tokens in one call; split the step")
-    split = tokens <= SPLIT_TOKENS
+    split = tokens <= min(SPLIT_TOKENS, tile.tokens)
     y = torch.empty((tokens, out), dtype=torch.bfloat16, device=device)
     sums = count if split and count > 1 else 0
     parts = torch.empty((sums, tokens, out), dtype=torch.float32, device=device)
     grid = (out // tile.rows, triton.cdiv(tokens, tile.tokens), count if split else 1)
     _linear[grid](
-        x.codes, x.scale, weight.codes, weight.scale, weight.arrivals, parts, y, tokens,
+        x.codes.view(torch.float8_e4m3fn), x.scale.view(torch.int32),
+        weight.codes.view(torch.float8_e4m3fn), weight.scale, weight.arrivals, parts, y, tokens,
         columns, out, tile.rows, tile.tokens, tile.stages, count, split, num_warps=tile.warps,
     )  # fmt: skip
     return y
