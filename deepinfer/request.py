@@ -140,22 +140,19 @@ class SamplingParams:
 
 
 def _range(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high:
-        below = True
-    else:
-        below = open_low and value == low
-    if below:
+    good = False
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        good = low <= value <= high and not (open_low and value == low)
+    if not good:
         left = "(" if open_low else "["
         raise RequestError(f"{name} {value!r}: use a number in {left}{low:g}, {high:g}]")
 
 
 def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        bad = True
-    else:
-        bad = high is not None and value > high
-    if bad:
+    good = False
+    if isinstance(value, int) and not isinstance(value, bool):
+        good = value >= low and (high is None or value <= high)
+    if not good:
         bound = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
         raise RequestError(f"{name} {value!r}: use {bound}")
 

@@ -26,8 +26,8 @@ FLAG_EMPTY = 16  # no token is allowed by the request's own rules; no token was 
 class RowSampling(NamedTuple):
     """What the device needs to choose a row's tokens; see `request.SamplingParams`.
 
-    `logprobs` is None or the number of entries; ids are checked against the vocabulary already.
-    `bad_words` are token sequences. `grammar` says that masks follow for this row.
+    `logprobs` and `prompt_logprobs` are None or the number of entries (-1 = whole vocabulary); ids
+    are checked against the vocabulary already. `bad_words` are token sequences.
     """
 
     temperature: float = 1.0
@@ -39,6 +39,7 @@ class RowSampling(NamedTuple):
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     processed_logprobs: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
@@ -80,19 +81,19 @@ class Admit(NamedTuple):
 
 
 class PageAppend(NamedTuple):
-    """Entry `index` of a row's page table becomes `page` (>= 1)."""
+    """Entry `place` of a row's page table becomes `page` (>= 1)."""
 
     row: int
-    index: int
+    place: int
     page: int
 
 
 class Prefill(NamedTuple):
-    """Compute known tokens [start, start + count) of a row; `emits`: then generate one token."""
+    """Compute known tokens [start, start + length) of a row; `emits`: then generate one token."""
 
     row: int
     start: int
-    count: int
+    length: int
     emits: bool
 
 
@@ -184,6 +185,17 @@ class TopLogprobs:
     values: NDArray[np.float32]
 
 
+class PromptLogprobs(NamedTuple):
+    """Log-probabilities of a row's known tokens [start, start + n), each given those before it.
+
+    The arrays of `logprobs` have shape [n] and [n, k].
+    """
+
+    row: int
+    start: int
+    logprobs: TopLogprobs
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What a step produced, over its decoding and emitting rows; arrays are the caller's own.
@@ -197,7 +209,8 @@ class StepResult:
             had already ended, or is flagged NaN or EMPTY, has none.
         flags: [n] int32, bits FLAG_*.
         confidence: [n, cap] fp32, raw confidences of the drafts for the next step.
-        logprobs: if any row asked for them.
+        logprobs: of generated tokens, if any row asked for them.
+        prompt_logprobs: of prompt tokens computed in this step, for rows that asked for them.
         seconds: time on the device.
     """
 
@@ -209,6 +222,7 @@ class StepResult:
     flags: NDArray[np.int32]
     confidence: NDArray[np.float32]
     logprobs: TopLogprobs | None = None
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     seconds: float = 0.0
 
     @property
@@ -218,5 +232,5 @@ class StepResult:
 
     def equal(self, other: StepResult) -> bool:
         """Whether everything but the time is equal, bit by bit."""
-        names = [f.name for f in fields(self) if f.name not in ("logprobs", "seconds")]
+        names = [f.name for f in fields(self) if not f.name.endswith(("logprobs", "seconds"))]
         return all(np.array_equal(getattr(self, n), getattr(other, n)) for n in names)

@@ -115,24 +115,36 @@ def _decoded_experts(weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 def _tiles(tokens: int, count: int, sweep: bool) -> list[Tiles]:
     usual = choose_tiles(tokens, CHOICES, count)
-    if not sweep:
-        return [usual]
-    mean = tokens * CHOICES / count
-    found = [usual]
-    for tile in SWEEP:
-        pair = Tiles(tile, tile)
-        if mean / 2 <= tile.tokens <= max(16, 4 * mean) and pair not in found:
-            found.append(pair)
-    return found
+    tried = SWEEP.get(tokens * CHOICES // count, ()) if sweep else ()
+    return [usual, *(pair for pair in (Tiles(t, t) for t in tried) if pair != usual)]
 
 
-SWEEP = [
-    Tile(64, 16, 4, 4), Tile(64, 16, 4, 6), Tile(128, 16, 4, 3), Tile(128, 16, 8, 4),
-    Tile(256, 16, 8, 3), Tile(256, 16, 8, 5),
-    Tile(128, 64, 4, 3), Tile(128, 64, 8, 4), Tile(256, 64, 8, 3), Tile(256, 64, 8, 4),
-    Tile(128, 128, 4, 2), Tile(128, 128, 8, 3), Tile(256, 128, 8, 3),
-    Tile(128, 256, 8, 2), Tile(256, 64, 8, 2),
-]  # fmt: skip
+# Other tiles worth a try, by pairs an expert.
+SWEEP = {
+    1: (Tile(128, 16, 4, 5), Tile(64, 16, 4, 4)),
+    4: (Tile(128, 16, 4, 5),),
+    8: (Tile(128, 16, 4, 5), Tile(64, 16, 4, 4)),
+    32: (
+        Tile(128, 32, 4, 4), Tile(128, 32, 4, 3), Tile(128, 64, 4, 3), Tile(128, 64, 4, 2),
+        Tile(64, 64, 4, 3), Tile(64, 32, 4, 4),
+    ),
+    64: (
+        Tile(128, 64, 8, 4), Tile(64, 64, 4, 4), Tile(64, 64, 4, 3), Tile(128, 64, 8, 5),
+        Tile(64, 32, 4, 4), Tile(128, 32, 8, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 2),
+    ),
+    128: (
+        Tile(128, 64, 4, 2), Tile(64, 128, 4, 2), Tile(128, 128, 4, 2), Tile(64, 64, 4, 3),
+        Tile(128, 32, 4, 3), Tile(128, 64, 4, 3),
+    ),
+    512: (
+        Tile(128, 128, 4, 2), Tile(64, 128, 4, 2), Tile(64, 128, 4, 3), Tile(128, 64, 4, 2),
+        Tile(128, 64, 4, 3), Tile(256, 128, 8, 2),
+    ),
+    4096: (
+        Tile(128, 128, 4, 2), Tile(64, 128, 4, 2), Tile(64, 128, 4, 3), Tile(256, 128, 8, 2),
+        Tile(64, 256, 4, 2), Tile(128, 256, 8, 2),
+    ),
+}  # fmt: skip
 
 
 def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[Record]:
@@ -171,10 +183,9 @@ def _linear_plans(usual: Tile, count: int, columns: int, sweep: bool) -> list[tu
     found: list[tuple[Any, int]] = [(usual, count)]
     if sweep:
         steps = columns // 128
-        near = [n for n in range(1, steps + 1) if steps % n == 0 and count / 3 <= n <= count * 3]
+        near = [n for n in range(1, steps + 1) if steps % n == 0 and count / 4 <= n <= count * 2]
         found += [(usual, n) for n in near if n != count]
-        other = linear_plan.Tile(128, usual.tokens, 8, 3)
-        found += [(other, n) for n in near]
+        found.append((usual._replace(stages=usual.stages + 2), count))
     return found
 
 

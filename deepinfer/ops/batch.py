@@ -54,19 +54,15 @@ class Batch:
         return replace(self, lower=lower)
 
     def kept(self, keep: Tensor, slices: tuple[tuple[int, int], ...]) -> Batch:
-        """The sub-batch of the tokens `keep` [kept] (ascending), cut off the front of slices.
+        """The sub-batch of the tokens `keep` [kept] (ascending): those not below `lower`.
 
         `slices` are the bounds of the remaining tokens, empty slices left out.
         """
-        positions = self.positions[keep]
-        starts = torch.empty_like(positions)
-        for first, last in slices:
-            starts[first:last] = positions[first]
         return replace(
             self,
-            positions=positions,
+            positions=self.positions[keep],
             rows=self.rows[keep],
-            starts=starts,
+            starts=torch.maximum(self.starts, self.lower)[keep],
             ends=self.ends[keep],
             lower=self.lower[keep],
             slices=slices,

@@ -6,6 +6,7 @@ The rules are those of the golden data's README, section 7. Knows nothing of wha
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _BYTES_A_SCALE: dict[int, RecordFormat] = {
     8: "fp4_e4m3_16",
     16: "fp4_ue8m0_32",
 }
+
+Part = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,13 @@ class Golden:
         ]
 
     def conditions(self, file: str, name: str) -> set[str]:
-        return {t["applies_when"] for t in _tolerances(self._entry(file, name))}
+        return {t["applies_when"] for t in self._tolerances(file, name)}
 
     def tensor(self, file: str, name: str) -> Tensor:
         """The stored tensor; its shape and dtype are those the manifest promises."""
         key = (file, name)
         if key not in self._read:
-            entry = self._entry(file, name)
+            entry = self._entries[key]
             with safe_open(self.folder / f"{file}.safetensors", framework="pt") as data:
                 value = data.get_tensor(name)
             found = (list(value.shape), str(value.dtype).removeprefix("torch."))
@@ -108,10 +111,19 @@ class Golden:
 
     def feeds(self, file: str, name: str) -> str | None:
         """Name of the tensor whose tokens the model must be fed with; None: its own."""
-        return self._entry(file, name)["tolerance"].get("feed")
+        return self._tolerances(file, name)[0].get("feed")
 
-    def check(self, file: str, name: str, value: Tensor, condition: str) -> tuple[Report, ...]:
+    def check(
+        self, file: str, name: str, value: Tensor, condition: str, part: Part | None = None
+    ) -> tuple[Report, ...]:
         """Judge `value` by every tolerance of `file`:`name` that applies under `condition`.
+
+        Args:
+            file: stem of the file.
+            name: of the tensor.
+            value: what to judge.
+            condition: an `applies_when` of the manifest.
+            part: cuts the reference down to what `value` covers; None: all of it.
 
         Returns:
             One report a tolerance.
@@ -120,36 +132,57 @@ class Golden:
             AssertionError: a limit is exceeded, or the shape differs.
             KeyError: no such tensor, or it has no tolerance for `condition`.
         """
-        entry = self._entry(file, name)
-        reference = self.tensor(file, name)
-        if any(t.get("compare") == "dequantised" for t in _tolerances(entry)):
+        if any(t.get("compare") == "dequantised" for t in self._tolerances(file, name)):
             raise KeyError(f"{file}:{name} is compared decoded: use check_records")
-        return self._judge(file, name, value, reference, condition)
+        return self._judge(file, name, value, self.tensor(file, name), condition, part)
 
     def check_records(
-        self, file: str, stem: str, value: Tensor, condition: str
+        self, file: str, stem: str, value: Tensor, condition: str, part: Part | None = None
     ) -> tuple[Report, ...]:
         """Judge decoded record values [*, width] by the tolerance of `<stem>.q`."""
-        reports = self._judge(file, f"{stem}.q", value, self.records(file, stem), condition)
+        reference = self.records(file, stem)
+        reports = self._judge(file, f"{stem}.q", value, reference, condition, part)
         self.checked.add((file, f"{stem}.s"))
         return reports
 
+    def check_by(
+        self, rule: dict[str, Any], file: str, name: str, value: Tensor, part: Part | None = None
+    ) -> Report:
+        """Judge by a rule of the caller's, where no condition of the manifest can be met."""
+        reference = self.tensor(file, name)
+        report = judge(
+            f"{file}:{name}",
+            {"applies_when": "caller's rule", **rule},
+            value.detach().cpu(),
+            reference if part is None else part(reference),
+        )
+        self.checked.add((file, name))
+        assert report.passed, str(report)
+        return report
+
     def _judge(
-        self, file: str, name: str, value: Tensor, reference: Tensor, condition: str
+        self,
+        file: str,
+        name: str,
+        value: Tensor,
+        reference: Tensor,
+        condition: str,
+        part: Part | None,
     ) -> tuple[Report, ...]:
-        entry = self._entry(file, name)
         applying = [
             (number, tolerance)
-            for number, tolerance in enumerate(_tolerances(entry))
+            for number, tolerance in enumerate(self._tolerances(file, name))
             if tolerance["applies_when"] == condition
         ]
         if not applying:
             raise KeyError(f"{file}:{name} has no tolerance for {condition!r}")
-        value = value.detach().cpu()
-        reports: list[Report] = []
-        for number, tolerance in applying:
-            mask = self._mask(file, entry, reference) if number == 0 else None
-            reports.append(judge(f"{file}:{name}", tolerance, value, reference, mask))
+        mask = self._mask(file, self._entries[file, name], reference)
+        if part is not None:
+            reference, mask = part(reference), None if mask is None else part(mask)
+        reports = [
+            judge(f"{file}:{name}", t, value.detach().cpu(), reference, None if number else mask)
+            for number, t in applying
+        ]
         self.checked.add((file, name))
         failed = [str(report) for report in reports if not report.passed]
         assert not failed, "\n".join(failed)
@@ -169,8 +202,8 @@ class Golden:
         behind = reference.dim() - axis - kept.dim()
         return kept.view(*[1] * axis, *kept.shape, *[1] * behind).expand(reference.shape)
 
-    def _entry(self, file: str, name: str) -> dict[str, Any]:
-        return self._entries[file, name]
+    def _tolerances(self, file: str, name: str) -> list[dict[str, Any]]:
+        return _tolerances(self._entries[file, name])
 
 
 def judge(

@@ -205,7 +205,7 @@ def run(
     session = Session(network, decoder_start=start, compact=compact, tokens=len(prompt) + steps)
     observed: Observed = {}
     forward = session.feed(prompt, observed)
-    first = max(0, start if not compact else 0)
+    first = 0 if compact else start  # the mask form returns every row
     hidden, features = forward.hidden[first:], forward.features
     assert features is not None
     window = network.arch.sliding_window
@@ -298,7 +298,7 @@ class Runs:
         if keep is not None:
             stem = f"{sequence}.keep{keep}"
             file = drafts = next(
-                f for f in ("replay", "replay2") if (f, f"{stem}.tokens") in golden
+                f for f in ("replay2", "replay") if (f, f"{stem}.tokens") in golden
             )
         newest = golden.tensor(drafts, f"{stem}.draft_tokens")[:, 0]
         return golden.tensor(file, f"{stem}.tokens").tolist(), newest.tolist()

@@ -286,6 +286,27 @@ def test_records_are_compared_decoded(folder):
         golden.check("f", "r.q", codes, "unit")
 
 
+def test_a_part_of_the_reference_may_be_judged_alone(folder):
+    golden = guarded(
+        folder,
+        {},
+        reference=torch.tensor([[0, 0], [5, 5], [7, 7]]),
+        margin=torch.tensor([1.0, 1.0, 0.0]),
+    )
+    part = lambda t: t[1:]  # noqa: E731
+    golden.check("f", "x", torch.tensor([[5, 5], [0, 0]]), "unit", part)
+    with pytest.raises(AssertionError, match="2 of 4 elements compared"):
+        golden.check("f", "x", torch.tensor([[5, 6], [7, 7]]), "unit", part)
+
+
+def test_a_caller_may_bring_a_rule(folder):
+    golden = folder(x=(torch.zeros(2), {"tolerance": rule("exact", 0)}))
+    golden.check_by({"kind": "abs", "value": 1}, "f", "x", torch.ones(2))
+    with pytest.raises(AssertionError, match="caller's rule"):
+        golden.check_by({"kind": "abs", "value": 0.5}, "f", "x", torch.ones(2))
+    assert golden.checked == {("f", "x")}
+
+
 def test_inputs_are_no_outputs(folder):
     golden = folder(
         a=(torch.zeros(1), {"tolerance": {**rule("exact", 0), "applies_when": "input"}}),

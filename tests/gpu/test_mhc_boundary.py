@@ -30,7 +30,7 @@ def test_results_agree_with_the_reference(gpu, tokens, with_pending):
     torch.testing.assert_close(found.streams, wanted.streams, rtol=0, atol=0)
     for name in ("pre", "post", "comb"):
         torch.testing.assert_close(
-            getattr(found, name), getattr(wanted, name), rtol=2e-5, atol=2e-6
+            getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-5
         )
     torch.testing.assert_close(found.hidden, wanted.hidden, rtol=2**-7, atol=1e-6)
     assert found.hidden.ne(wanted.hidden).double().mean() < 1e-3
@@ -51,7 +51,7 @@ def test_zero_rows_and_any_size_of_input(gpu, size):
     found = kernels.mhc_boundary(streams, pending, pre, kernels.pack(weights), **FACTS)
     wanted = mhc_boundary.reference(streams, pending, pre, weights, **FACTS)
     torch.testing.assert_close(found.streams, wanted.streams, rtol=0, atol=0)
-    torch.testing.assert_close(found.comb, wanted.comb, rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(found.comb, wanted.comb, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.hidden, wanted.hidden, rtol=2**-7, atol=1e-6)
     assert bool((found.hidden[3] == 0).all())
 

@@ -2,8 +2,9 @@
 
 Four launches: sort the (token, choice) pairs by expert and decode the input; gate and up with the
 activation and its FP8 rounding; down; sum by ascending expert. Products of decoded codes are exact
-in bf16 and are added in fp32, in one order for every batch. Knows nothing of how experts are
-chosen. Meaning: reference.py.
+in bf16 and are added in fp32, in one order for every batch. Each kernel is launched while the one
+before ends (programmatic dependent launch) and waits where it first reads results. Knows nothing
+of how experts are chosen. Meaning: reference.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.experts.plan import Tiles, choose, most_tiles
 from deepinfer.ops.experts.reference import ExpertWeights
@@ -124,6 +126,8 @@ def _prepare(
     BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Programs below `sorters` place pairs and name tiles; the others decode the input to bf16."""
+    gdc_wait()
+    gdc_launch_dependents()
     program = tl.program_id(0)
     if program >= sorters:
         blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
@@ -193,14 +197,20 @@ _OPERANDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
 
 
 @gluon.jit
-def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, step, slot):
-    """Start the copies of one step of 128 columns into buffer `slot`."""
+def _fetch_weights(words, scales, w_ptr, s_ptr, step, slot):
+    """Start the copies of one step of 128 columns of the weight into buffer `slot`."""
     for c in gl.static_range(2):
         codes = w_ptr + (step * 4096 + c * 2048)
         async_copy.async_copy_global_to_shared(words.index(slot * 2 + c), codes)
+    async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step * 64)
+
+
+@gluon.jit
+def _fetch_input(xs, x_ptr, x_offset, x_used, step, slot):
+    """The same for the input; closes the group of copies."""
+    for c in gl.static_range(2):
         columns = x_ptr + (x_offset + (step * 128 + c * 64))
         async_copy.async_copy_global_to_shared(xs.index(slot * 2 + c), columns, mask=x_used)
-    async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step * 64)
     async_copy.commit_group()
 
 
@@ -247,14 +257,19 @@ def _product(
     s_ptr = s_ptr + (row // 64 * (steps * 64) + row % 64)
     x_offset = (x_row * K)[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :]
 
+    # The weights do not depend on the kernel before, so their copies start before it has ended.
     for s in gl.static_range(STAGES - 1):
-        _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, s, s)
+        _fetch_weights(words, scales, w_ptr, s_ptr, s, s)
+    gdc_wait()
+    for s in gl.static_range(STAGES - 1):
+        _fetch_input(xs, x_ptr, x_offset, x_used, s, s)
     total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
     for step in range(steps):
         async_copy.wait_group(STAGES - 2)
         ahead = step + STAGES - 1
         if ahead < steps:
-            _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, ahead, ahead % STAGES)
+            _fetch_weights(words, scales, w_ptr, s_ptr, ahead, ahead % STAGES)
+            _fetch_input(xs, x_ptr, x_offset, x_used, ahead, ahead % STAGES)
         else:
             async_copy.commit_group()
         slot = step % STAGES
@@ -290,6 +305,8 @@ def _gate_up(
     ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """h = FP8-rounded bf16(silu(gate) * up * routing weight), a row per sorted pair."""
+    gdc_wait()
+    gdc_launch_dependents()
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
     expert = gl.load(expert_ptr + tile)
@@ -337,7 +354,12 @@ def _down(
     K: gl.constexpr, OUT: gl.constexpr,
     ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """y = bf16(h w2^T), a row per sorted pair."""
+    """y = bf16(h w2^T), a row per sorted pair.
+
+    May start while `_gate_up` ends: the tile table is older, and `_product` waits before it reads
+    h.
+    """
+    gdc_launch_dependents()
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
     expert = gl.load(expert_ptr + tile)
@@ -361,6 +383,7 @@ def _combine(
     y_ptr, place_ptr, out_ptr, SIZE: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """out[token] = sum of its rows in ascending place, hence in ascending expert id."""
+    gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     choice = tl.arange(0, triton.next_power_of_2(CHOICES))
@@ -399,22 +422,26 @@ def launch(
     _prepare[(sorters + decoders,)](
         x.codes, x.scale, plain, topk_idx, order, place, expert, first, rows,
         entries, sorters, count, hidden, experts, triton.next_power_of_2(experts + 1), width,
-        _SORT_ROWS, _DECODE_COLUMNS, num_warps=4,
+        _SORT_ROWS, _DECODE_COLUMNS, num_warps=4, launch_pdl=True,
     )  # fmt: skip
     h = torch.empty((entries, inner), dtype=torch.bfloat16, device=device)
     tile = tiles.gate_up
     _gate_up[(2 * inner // tile.rows, count)](
         plain, weights.w13.codes, weights.w13.scale, order, expert, first, rows, topk_weights, h,
         limit, choices, hidden, inner, tile.rows, width, tile.stages, num_warps=tile.warps,
+        launch_pdl=True,
     )  # fmt: skip
     y = torch.empty((entries, hidden), dtype=torch.bfloat16, device=device)
     tile = tiles.down
     _down[(hidden // tile.rows, count)](
         h, weights.w2.codes, weights.w2.scale, expert, first, rows, y,
         inner, hidden, tile.rows, width, tile.stages, num_warps=tile.warps,
+        launch_pdl=True,
     )  # fmt: skip
     out = torch.empty((tokens, hidden), dtype=torch.float32, device=device)
-    _combine[(tokens, triton.cdiv(hidden, 1024))](y, place, out, hidden, choices, 1024, num_warps=4)
+    _combine[(tokens, triton.cdiv(hidden, 1024))](
+        y, place, out, hidden, choices, 1024, num_warps=4, launch_pdl=True
+    )
     return out
 
 

@@ -23,17 +23,13 @@ class Tile(NamedTuple):
 
 
 # Measured on one H200 (docs/results/h200.md).
-_BY_WIDTH = {
-    16: Tile(64, 16, 4, 4),
-    32: Tile(64, 32, 4, 4),
-    64: Tile(64, 64, 4, 4),
-    128: Tile(128, 128, 8, 3),
-}
+_NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5), 64: Tile(64, 64, 4, 4)}
+_WIDE = Tile(128, 64, 8, 4)
 
 
 def choose(tokens: int) -> Tile:
-    """The narrowest tile that holds all tokens, else the widest."""
-    return _BY_WIDTH[next((w for w in sorted(_BY_WIDTH) if tokens <= w), max(_BY_WIDTH))]
+    """The narrowest tile that holds all tokens, else the one for many."""
+    return next((tile for width, tile in sorted(_NARROW.items()) if tokens <= width), _WIDE)
 
 
 def segments(out: int, columns: int) -> int:

@@ -18,6 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.formats import Fp8Weight, Quantised
 from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, Tile, choose, segments
@@ -51,13 +52,14 @@ def pack(weight: Fp8Weight | Tensor) -> PackedLinear:
         raise ValueError(f"linear_fp8: [{out}, {columns}] is no multiple of [64, 128]")
     codes = weight.codes.view(out // 64, 64, columns // 128, 128).transpose(1, 2).contiguous()
     scale = weight.scale.contiguous().view(torch.int32)
-    return PackedLinear(codes, scale, torch.zeros(out // 64, dtype=torch.int32, device=codes.device))
+    return PackedLinear(
+        codes, scale, torch.zeros(out // 64, dtype=torch.int32, device=codes.device)
+    )
 
 
 @gluon.jit
-def _fetch(ws, xs, scales, w_ptr, x_ptr, s_ptr, x_used, s_used, step, slot):
-    """Start the copies of one step of 128 columns into buffer `slot`."""
-    async_copy.async_copy_global_to_shared(ws.index(slot), w_ptr + step * 8192)
+def _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, step, slot):
+    """Start the copies of one step of the input into buffer `slot`; closes the group of copies."""
     async_copy.async_copy_global_to_shared(xs.index(slot), x_ptr + step * 128, mask=x_used)
     async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step, mask=s_used)
     async_copy.commit_group()
@@ -105,12 +107,18 @@ def _linear(
     row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
     w_scale_ptr = w_scale_ptr + (row // 32 * all_steps + start)
 
+    # The weight does not depend on the kernel before, so its copies start before that has ended.
+    gdc_launch_dependents()
     for s in gl.static_range(STAGES - 1):
         if s < steps:
-            _fetch(ws, xs, scales, w_ptr, x_ptr, s_ptr, x_used, s_used, s, s)
+            async_copy.async_copy_global_to_shared(ws.index(s), w_ptr + s * 8192)
+    following = gl.load(w_scale_ptr)
+    gdc_wait()
+    for s in gl.static_range(STAGES - 1):
+        if s < steps:
+            _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, s, s)
         else:
             async_copy.commit_group()
-    following = gl.load(w_scale_ptr)
     none = gl.zeros([ROWS, TOKENS], gl.float32, mma)
     total = none
     part = none
@@ -119,7 +127,9 @@ def _linear(
         w_scale, slot = following, step % STAGES
         ahead = step + STAGES - 1
         if ahead < steps:
-            _fetch(ws, xs, scales, w_ptr, x_ptr, s_ptr, x_used, s_used, ahead, ahead % STAGES)
+            w_slot = ws.index(ahead % STAGES)
+            async_copy.async_copy_global_to_shared(w_slot, w_ptr + ahead * 8192)
+            _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, ahead, ahead % STAGES)
         else:
             async_copy.commit_group()
         following = gl.load(w_scale_ptr + gl.minimum(step + 1, steps - 1))
@@ -177,6 +187,7 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
         x.codes.view(torch.float8_e4m3fn), x.scale.view(torch.int32),
         weight.codes.view(torch.float8_e4m3fn), weight.scale, weight.arrivals, parts, y, tokens,
         columns, out, tile.rows, tile.tokens, tile.stages, count, split, num_warps=tile.warps,
+        launch_pdl=True,
     )  # fmt: skip
     return y
 

@@ -1,8 +1,9 @@
-"""The step between two sub-layers in two launches that read and write the streams once.
+"""The step between two sub-layers in three launches that read and write the streams once.
 
-The first updates the streams, collapses them and leaves partial sums of every slice of channels;
-the second adds these in one order, normalises, quantises and makes the coefficients. Knows nothing
-of attention or experts. Meaning: reference.py.
+The first makes the new streams and the sub-layer's input, one program a token. The others make the
+coefficients, which nothing needs before the sub-layer is done: a product of the new streams with
+the projection, in fixed slices of K, and the splitting of its sums. Knows nothing of attention or
+experts. Meaning: reference.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.formats import Quantised
 from deepinfer.ops.mhc_boundary.reference import Boundary, HyperWeights
@@ -20,17 +22,18 @@ from deepinfer.ops.mhc_update.reference import Pending
 
 _STREAMS = 4
 _COEFFICIENTS = 24  # (2 + m) m
-_PADDED = 32  # 24 coefficients, then the squares of the streams and of the collapse
-_SLICE = 64  # channels a program of `_mix`; the slices fix the order of every sum
-_CHUNK = 16  # channels it holds at a time
-_MIX_TOKENS = 16
-_SPLIT_TOKENS = 32  # tokens of one coefficient program of `_finish`
+_ROWS = 32  # the coefficients, padded, of one of the two terms of the projection
+_COLUMNS = 1024  # columns of a step of `_advance`
+_SLICE = 512  # columns a program of `_project` sums; the slices fix the order of every sum
+_PROJECT_TOKENS = 64
+_SPLIT_TOKENS = 4
 
 
 class PackedHyper(NamedTuple):
-    """Weights of one boundary; `fn` as a sum of three bf16 terms, so that no bit of it is lost.
+    """Weights of one boundary; `fn` as two bf16 terms of 32 rows each, 24 of them used.
 
-    fn [3, 32, 4 * hidden] bf16 (rows 24 and up are zero); base [24], scale [3], norm [hidden] fp32.
+    fn [64, 4 * hidden] bf16, together 16 bits of mantissa; base [24], scale [3], norm [hidden],
+    all three fp32.
     """
 
     fn: Tensor
@@ -40,7 +43,7 @@ class PackedHyper(NamedTuple):
 
 
 def pack(weights: HyperWeights) -> PackedHyper:
-    """Split the fp32 projection into bf16 terms, high to low; their sum is exact.
+    """Split the fp32 projection into a high and a low bf16 term, for bf16 products summed in fp32.
 
     Raises:
         ValueError: other than 4 streams.
@@ -49,135 +52,153 @@ def pack(weights: HyperWeights) -> PackedHyper:
         raise ValueError(
             f"mhc_boundary: {weights.fn.shape[0]} coefficients; the kernels take 24 (4 streams)"
         )
-    rest = torch.nn.functional.pad(weights.fn.float(), (0, 0, 0, _PADDED - _COEFFICIENTS))
-    terms: list[Tensor] = []
-    for _ in range(3):
-        terms.append(rest.to(torch.bfloat16))
-        rest = rest - terms[-1].float()
+    full = torch.nn.functional.pad(weights.fn.float(), (0, 0, 0, _ROWS - _COEFFICIENTS))
+    high = full.to(torch.bfloat16)
     return PackedHyper(
-        torch.stack(terms),
+        torch.cat((high, (full - high.float()).to(torch.bfloat16))),
         weights.base.float().contiguous(),
         weights.scale.float().contiguous(),
         weights.norm.float().contiguous(),
     )
 
 
-@triton.jit(do_not_specialize=["tokens"])
-def _mix(
-    x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, fn_ptr, new_ptr, plain_ptr, part_ptr, tokens,
-    HIDDEN: tl.constexpr, PENDING: tl.constexpr, TOKENS: tl.constexpr, SLICE: tl.constexpr,
-    CHUNK: tl.constexpr,
+@triton.jit
+def _four(ptr):
+    return tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3)
+
+
+@triton.jit
+def _advance(
+    x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr,
+    new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
+    HIDDEN: tl.constexpr, PENDING: tl.constexpr, QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """New streams, collapse, and partial sums [slice, token, 32] of one slice of channels."""
-    tile, part = tl.program_id(0), tl.program_id(1)
-    token = tile * TOKENS + tl.arange(0, TOKENS)
-    here = token < tokens
-    mask = here[:, None]
-    number = tl.arange(0, 32)
-    sums = tl.zeros([TOKENS, 32], tl.float32)
-    squares = tl.zeros([TOKENS], tl.float32)
-    plain_squares = tl.zeros([TOKENS], tl.float32)
-    for first in range(part * SLICE, (part + 1) * SLICE, CHUNK):
-        column = first + tl.arange(0, CHUNK)
-        at = token[:, None] * (4 * HIDDEN) + column[None, :]
-        collapse = tl.zeros([TOKENS, CHUNK], tl.float32)
+    """One token: new streams, collapse, norm, FP8; and the sum of squares of the new streams."""
+    gdc_wait()
+    gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    x_ptr += token * 4 * HIDDEN
+    new_ptr += token * 4 * HIDDEN
+    hidden_ptr += token * HIDDEN
+    squares = tl.zeros([COLUMNS], tl.float32)
+    plain_squares = tl.zeros([COLUMNS], tl.float32)
+    p0, p1, p2, p3 = _four(pre_ptr + token * 4)
+    if PENDING:
+        q0, q1, q2, q3 = _four(post_ptr + token * 4)
+        a0, a1, a2, a3 = _four(comb_ptr + token * 16)
+        b0, b1, b2, b3 = _four(comb_ptr + token * 16 + 4)
+        c0, c1, c2, c3 = _four(comb_ptr + token * 16 + 8)
+        d0, d1, d2, d3 = _four(comb_ptr + token * 16 + 12)
+    for first in tl.range(0, HIDDEN, COLUMNS, num_stages=3):
+        column = first + tl.arange(0, COLUMNS)
+        inside = column < HIDDEN
+        x0 = tl.load(x_ptr + column, inside, 0.0).to(tl.float32)
+        x1 = tl.load(x_ptr + HIDDEN + column, inside, 0.0).to(tl.float32)
+        x2 = tl.load(x_ptr + 2 * HIDDEN + column, inside, 0.0).to(tl.float32)
+        x3 = tl.load(x_ptr + 3 * HIDDEN + column, inside, 0.0).to(tl.float32)
         if PENDING:
-            y = tl.load(y_ptr + token[:, None] * HIDDEN + column[None, :], mask, 0.0)
-            y = y.to(tl.float32)
-            x0 = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
-            x1 = tl.load(x_ptr + at + HIDDEN, mask, 0.0).to(tl.float32)
-            x2 = tl.load(x_ptr + at + 2 * HIDDEN, mask, 0.0).to(tl.float32)
-            x3 = tl.load(x_ptr + at + 3 * HIDDEN, mask, 0.0).to(tl.float32)
-        for k in tl.static_range(4):
-            if PENDING:
-                c = comb_ptr + token * 16 + k
-                mixed = tl.load(c, here, 0.0)[:, None] * x0
-                mixed += tl.load(c + 4, here, 0.0)[:, None] * x1
-                mixed += tl.load(c + 8, here, 0.0)[:, None] * x2
-                mixed += tl.load(c + 12, here, 0.0)[:, None] * x3
-                post = tl.load(post_ptr + token * 4 + k, here, 0.0)
-                new = (post[:, None] * y + mixed).to(tl.bfloat16)
-                tl.store(new_ptr + at + k * HIDDEN, new, mask)
-            else:
-                new = tl.load(x_ptr + at + k * HIDDEN, mask, 0.0)
-            for term in tl.static_range(3):
-                row = fn_ptr + (term * 32 + number)[None, :] * (4 * HIDDEN)
-                weight = tl.load(row + (k * HIDDEN + column)[:, None])
-                sums = tl.dot(new, weight, sums)
-            wide = new.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            collapse += tl.load(pre_ptr + token * 4 + k, here, 0.0)[:, None] * wide
-        plain = collapse.to(tl.bfloat16)
-        tl.store(plain_ptr + token[:, None] * HIDDEN + column[None, :], plain, mask)
+            y = tl.load(y_ptr + token * HIDDEN + column, inside, 0.0).to(tl.float32)
+            n0 = (q0 * y + (a0 * x0 + b0 * x1 + c0 * x2 + d0 * x3)).to(tl.bfloat16)
+            n1 = (q1 * y + (a1 * x0 + b1 * x1 + c1 * x2 + d1 * x3)).to(tl.bfloat16)
+            n2 = (q2 * y + (a2 * x0 + b2 * x1 + c2 * x2 + d2 * x3)).to(tl.bfloat16)
+            n3 = (q3 * y + (a3 * x0 + b3 * x1 + c3 * x2 + d3 * x3)).to(tl.bfloat16)
+            tl.store(new_ptr + column, n0, inside)
+            tl.store(new_ptr + HIDDEN + column, n1, inside)
+            tl.store(new_ptr + 2 * HIDDEN + column, n2, inside)
+            tl.store(new_ptr + 3 * HIDDEN + column, n3, inside)
+            x0, x1 = n0.to(tl.float32), n1.to(tl.float32)
+            x2, x3 = n2.to(tl.float32), n3.to(tl.float32)
+        squares += x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3
+        plain = (p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3).to(tl.bfloat16)
+        tl.store(hidden_ptr + column, plain, inside)
         wide = plain.to(tl.float32)
-        plain_squares += tl.sum(wide * wide, 1)
-    sums = tl.where(number[None, :] == 24, squares[:, None], sums)
-    sums = tl.where(number[None, :] == 25, plain_squares[:, None], sums)
-    out = part_ptr + (part * tokens + token)[:, None] * 32 + number[None, :]
-    tl.store(out, sums, mask)
+        plain_squares += wide * wide
+    tl.store(square_ptr + token, tl.sum(squares, 0))
+    norm = tl.rsqrt(tl.sum(plain_squares, 0) / HIDDEN + eps)
+    for first in tl.static_range(0, HIDDEN, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        inside = column < HIDDEN
+        # Each thread reads what it wrote itself: the same columns in the same layout.
+        plain = tl.load(hidden_ptr + column, inside, 0.0).to(tl.float32)
+        weight = tl.load(norm_ptr + column, inside, 0.0)
+        hidden = (weight * (plain * norm)).to(tl.bfloat16)
+        tl.store(hidden_ptr + column, hidden, inside)
+        if QUANTISE:
+            groups = tl.reshape(hidden.to(tl.float32), (COLUMNS // 32, 32))
+            size = tl.maximum(tl.max(tl.abs(groups), 1), 1e-4)
+            bits = tl.div_rn(size, 448.0).to(tl.int32, bitcast=True)
+            exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
+            inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+            codes = (groups * inverse[:, None]).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+            tl.store(codes_ptr + token * HIDDEN + column, tl.reshape(codes, (COLUMNS,)), inside)
+            group = first // 32 + tl.arange(0, COLUMNS // 32)
+            scales = bytes_ptr + token * (HIDDEN // 32) + group
+            tl.store(scales, exponent.to(tl.uint8), group < HIDDEN // 32)
 
 
-@triton.jit(do_not_specialize=["tokens", "splitters"])
-def _finish(
-    plain_ptr, part_ptr, base_ptr, scale_ptr, norm_ptr,
-    pre_ptr, post_ptr, comb_ptr, codes_ptr, bytes_ptr, tokens, splitters, eps, hc_eps,
-    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, ITERATIONS: tl.constexpr,
-    QUANTISE: tl.constexpr, TOKENS: tl.constexpr,
+@triton.jit(do_not_specialize=["tokens"])
+def _project(
+    new_ptr, fn_ptr, part_ptr, tokens,
+    K: tl.constexpr, TOKENS: tl.constexpr, SLICE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Programs below `splitters` make coefficients of TOKENS tokens, the others normalise one."""
-    program = tl.program_id(0)
-    if program < splitters:
-        token = (program * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-        here = token < tokens
-        four = tl.arange(0, 4)
-        flat = token[:, None] * 4 + four[None, :]
-        cell = four[None, :, None] * 4 + four[None, None, :]
-        square = tl.zeros([TOKENS], tl.float32)
-        pre = tl.zeros([TOKENS, 4], tl.float32)
-        post = tl.zeros([TOKENS, 4], tl.float32)
-        comb = tl.zeros([TOKENS, 4, 4], tl.float32)
-        for part in range(PARTS):
-            row = part_ptr + (part * tokens.to(tl.int64) + token) * 32
-            pre += tl.load(row[:, None] + four[None, :], here[:, None], 0.0)
-            post += tl.load(row[:, None] + 4 + four[None, :], here[:, None], 0.0)
-            comb += tl.load(row[:, None, None] + 8 + cell, here[:, None, None], 0.0)
-            square += tl.load(row + 24, here, 0.0)
-        norm = tl.rsqrt(square / (4 * HIDDEN) + eps)
-        pre = pre * norm[:, None] * tl.load(scale_ptr) + tl.load(base_ptr + four)[None, :]
-        post = post * norm[:, None] * tl.load(scale_ptr + 1) + tl.load(base_ptr + 4 + four)[None, :]
-        tl.store(pre_ptr + flat, 1 / (1 + tl.exp(-pre)) + hc_eps, here[:, None])
-        tl.store(post_ptr + flat, 2 / (1 + tl.exp(-post)), here[:, None])
-        comb = comb * norm[:, None, None] * tl.load(scale_ptr + 2) + tl.load(base_ptr + 8 + cell)
-        comb = tl.exp(comb - tl.max(comb, 2)[:, :, None])
-        comb = comb / tl.sum(comb, 2)[:, :, None] + hc_eps
-        comb = comb / (tl.sum(comb, 1) + hc_eps)[:, None, :]
-        for _ in range(ITERATIONS - 1):
-            comb = comb / (tl.sum(comb, 2) + hc_eps)[:, :, None]
-            comb = comb / (tl.sum(comb, 1) + hc_eps)[:, None, :]
-        tl.store(comb_ptr + token[:, None, None] * 16 + cell, comb, here[:, None, None])
-        return
-    token = (program - splitters).to(tl.int64)
+    """Partial products [slice, token, 64] of the new streams with both terms of the projection."""
+    gdc_wait()
+    gdc_launch_dependents()
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row = tl.arange(0, 64)
+    here = (token < tokens)[:, None]
+    start = tl.program_id(1) * SLICE
+    total = tl.zeros([TOKENS, 64], tl.float32)
+    for first in range(start, start + SLICE, STEP):
+        column = first + tl.arange(0, STEP)
+        new = tl.load(new_ptr + token[:, None].to(tl.int64) * K + column[None, :], here, 0.0)
+        fn = tl.load(fn_ptr + row[None, :] * K + column[:, None])
+        total = tl.dot(new, fn, total)
+    out = (tl.program_id(1) * tokens + token)[:, None].to(tl.int64) * 64 + row[None, :]
+    tl.store(part_ptr + out, total, here)
+
+
+@triton.jit
+def _summed(part_ptr, token, tokens, first: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr):
+    """u[token, first : first + COUNT]: all slices of both terms, in a fixed tree order."""
     part = tl.arange(0, triton.next_power_of_2(PARTS))
-    at = part_ptr + (part * tokens.to(tl.int64) + token) * 32 + 25
-    square = tl.sum(tl.load(at, part < PARTS, 0.0), 0)
-    norm = tl.rsqrt(square / HIDDEN + eps)
-    group = tl.arange(0, WIDTH // 32)
-    column = group[:, None] * 32 + tl.arange(0, 32)[None, :]
-    inside = column < HIDDEN
-    plain = tl.load(plain_ptr + token * HIDDEN + column, inside, 0.0).to(tl.float32)
-    weight = tl.load(norm_ptr + column, inside, 0.0)
-    hidden = (weight * (plain * norm)).to(tl.bfloat16)
-    tl.store(plain_ptr + token * HIDDEN + column, hidden, inside)
-    if QUANTISE:
-        wide = hidden.to(tl.float32)
-        size = tl.maximum(tl.max(tl.abs(wide), 1), 1e-4)
-        bits = tl.div_rn(size, 448.0).to(tl.int32, bitcast=True)
-        exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
-        inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-        codes = (wide * inverse[:, None]).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-        tl.store(codes_ptr + token * HIDDEN + column, codes, inside)
-        scales = bytes_ptr + token * (HIDDEN // 32) + group
-        tl.store(scales, exponent.to(tl.uint8), group < HIDDEN // 32)
+    number = first + tl.arange(0, COUNT)
+    row = (part[None, :] * tokens + token[:, None]).to(tl.int64) * 64
+    here = ((part < PARTS)[None, :] & (token < tokens)[:, None])[:, :, None]
+    at = part_ptr + row[:, :, None] + number[None, None, :]
+    return tl.sum(tl.load(at, here, 0.0) + tl.load(at + 32, here, 0.0), 1)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _split(
+    part_ptr, square_ptr, base_ptr, scale_ptr, pre_ptr, post_ptr, comb_ptr, tokens, eps, hc_eps,
+    K: tl.constexpr, PARTS: tl.constexpr, ITERATIONS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """pre, post and comb of TOKENS tokens."""
+    gdc_wait()
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    here = token < tokens
+    four = tl.arange(0, 4)
+    norm = tl.rsqrt(tl.load(square_ptr + token, here, 1.0) / K + eps)[:, None]
+    flat = token[:, None] * 4 + four[None, :]
+    pre = _summed(part_ptr, token, tokens, 0, 4, PARTS) * norm * tl.load(scale_ptr)
+    pre += tl.load(base_ptr + four)[None, :]
+    tl.store(pre_ptr + flat, 1 / (1 + tl.exp(-pre)) + hc_eps, here[:, None])
+    post = _summed(part_ptr, token, tokens, 4, 4, PARTS) * norm * tl.load(scale_ptr + 1)
+    post += tl.load(base_ptr + 4 + four)[None, :]
+    tl.store(post_ptr + flat, 2 / (1 + tl.exp(-post)), here[:, None])
+    sixteen = tl.arange(0, 16)
+    comb = _summed(part_ptr, token, tokens, 8, 16, PARTS) * norm * tl.load(scale_ptr + 2)
+    comb += tl.load(base_ptr + 8 + sixteen)[None, :]
+    comb = tl.reshape(comb, (TOKENS, 4, 4))
+    comb = tl.exp(comb - tl.max(comb, 2)[:, :, None])
+    comb = comb * (1 / tl.sum(comb, 2))[:, :, None] + hc_eps
+    comb = comb * (1 / (tl.sum(comb, 1) + hc_eps))[:, None, :]
+    for _ in range(ITERATIONS - 1):
+        comb = comb * (1 / (tl.sum(comb, 2) + hc_eps))[:, :, None]
+        comb = comb * (1 / (tl.sum(comb, 1) + hc_eps))[:, None, :]
+    at = token[:, None] * 16 + sixteen[None, :]
+    tl.store(comb_ptr + at, tl.reshape(comb, (TOKENS, 16)), here[:, None])
 
 
 def mhc_boundary(
@@ -209,31 +230,33 @@ def mhc_boundary(
     if streams.dtype != torch.bfloat16:
         raise ValueError(f"mhc_boundary: streams are {streams.dtype}; use reference")
     tokens, _, hidden = streams.shape
-    device, parts = streams.device, hidden // _SLICE
+    device, flat = streams.device, _STREAMS * hidden
     new = streams if pending is None else torch.empty_like(streams)
-    plain = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
-    sums = torch.empty((parts, tokens, _PADDED), dtype=torch.float32, device=device)
-    next_pre, post = torch.empty((2, tokens, _STREAMS), dtype=torch.float32, device=device)
-    comb = torch.empty((tokens, _STREAMS, _STREAMS), dtype=torch.float32, device=device)
+    out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
     codes = torch.empty((tokens, hidden), dtype=torch.uint8, device=device)
     scale = torch.empty((tokens, hidden // 32), dtype=torch.uint8, device=device)
+    square = torch.empty(tokens, dtype=torch.float32, device=device)
+    parts = torch.empty((flat // _SLICE, tokens, 2 * _ROWS), dtype=torch.float32, device=device)
+    next_pre, post = torch.empty((2, tokens, _STREAMS), dtype=torch.float32, device=device)
+    comb = torch.empty((tokens, _STREAMS, _STREAMS), dtype=torch.float32, device=device)
     y, old_post, old_comb = (streams, pre, pre) if pending is None else pending
     if tokens:
         # Without fusing multiply and add, so that the streams are the reference's bits.
-        _mix[(triton.cdiv(tokens, _MIX_TOKENS), parts)](
-            streams, y, old_post, old_comb, pre, weights.fn, new, plain, sums, tokens,
-            hidden, pending is not None, _MIX_TOKENS, _SLICE, _CHUNK,
-            num_warps=1, num_stages=1, enable_fp_fusion=False,
+        _advance[(tokens,)](
+            streams, y, old_post, old_comb, pre, weights.norm, new, out, codes, scale, square, eps,
+            hidden, pending is not None, quantise, _COLUMNS, num_warps=4, enable_fp_fusion=False,
+            launch_pdl=True,
         )  # fmt: skip
-        splitters = triton.cdiv(tokens, _SPLIT_TOKENS)
-        _finish[(splitters + tokens,)](
-            plain, sums, weights.base, weights.scale, weights.norm,
-            next_pre, post, comb, codes, scale, tokens, splitters, eps, hc_eps,
-            hidden, triton.next_power_of_2(hidden), parts, iterations, quantise, _SPLIT_TOKENS,
-            num_warps=4, enable_fp_fusion=False,
+        _project[(triton.cdiv(tokens, _PROJECT_TOKENS), flat // _SLICE)](
+            new, weights.fn, parts, tokens, flat, _PROJECT_TOKENS, _SLICE, 64,
+            num_warps=4, num_stages=4, launch_pdl=True,
+        )  # fmt: skip
+        _split[(triton.cdiv(tokens, _SPLIT_TOKENS),)](
+            parts, square, weights.base, weights.scale, next_pre, post, comb, tokens, eps, hc_eps,
+            flat, flat // _SLICE, iterations, _SPLIT_TOKENS, num_warps=2, launch_pdl=True,
         )  # fmt: skip
     pair = Quantised(codes, scale) if quantise else None
-    return Boundary(new, next_pre, post, comb, plain, pair)
+    return Boundary(new, next_pre, post, comb, out, pair)
 
 
 def refuses(
@@ -244,6 +267,6 @@ def refuses(
         return f"measured on sm90 only, not {arch}"
     if not quantised:
         return "takes bf16 streams only"
-    if streams != _STREAMS or hidden % _SLICE:
-        return f"{streams} streams of {hidden}; serves 4 streams, hidden a multiple of {_SLICE}"
+    if streams != _STREAMS or _STREAMS * hidden % _SLICE:
+        return f"{streams} streams of {hidden}; serves 4 streams, hidden a multiple of 128"
     return None
