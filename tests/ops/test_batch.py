@@ -87,13 +87,14 @@ def test_entries_are_found_through_the_page_table():
 def test_kept_rows_start_where_the_first_of_them_stands(counts, data):
     make = Maker(SMALL)
     batch = make.batch([(10 * i, count) for i, count in enumerate(counts)])
-    keep, slices = [], []
+    keep, slices, lower = [], [], batch.lower.clone()
     for first, last in batch.slices:
         cut = data.draw(st.integers(first, last))
+        lower[first:last] = batch.positions[first] + cut - first
         if cut < last:
             slices.append((len(keep), len(keep) + last - cut))
             keep += range(cut, last)
-    kept = batch.kept(torch.tensor(keep, dtype=torch.int64), tuple(slices))
+    kept = batch.with_lower(lower).kept(torch.tensor(keep, dtype=torch.int64), tuple(slices))
     assert kept.positions.tolist() == batch.positions[keep].tolist()
     assert kept.token_slots.tolist() == batch.token_slots[keep].tolist()
     for first, last in slices:
