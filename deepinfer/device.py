@@ -6,6 +6,7 @@ Knows nothing of models; it turns a wish ("auto", "cpu", "cuda:0") into a device
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -34,11 +35,16 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
     def memory_free(self) -> int | None:
-        """Bytes free on the device now; None for the CPU."""
-        if self.torch.type != "cuda":
+        """Bytes that can be taken now; None where the system does not tell."""
+        if self.torch.type == "cuda":
+            free, _total = torch.cuda.mem_get_info(self.torch)
+            return free
+        try:
+            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        except OSError:  # no Linux
             return None
-        free, _total = torch.cuda.mem_get_info(self.torch)
-        return free
+        sizes = dict(line.split(":", 1) for line in lines)
+        return int(sizes["MemAvailable"].split()[0]) * 1024
 
 
 def find_device(wish: str = "auto") -> Device:

@@ -240,6 +240,7 @@ class Request:
         priority: smaller goes first.
         arrival: seconds on the engine's clock.
         stop_ids: ids that end it, the end token included unless ignored.
+        bad_words: token sequences that must not be generated.
     """
 
     request_id: str
@@ -250,6 +251,7 @@ class Request:
     priority: int = 0
     arrival: float = 0.0
     stop_ids: frozenset[int] = field(default_factory=frozenset[int])
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -121,38 +121,21 @@ def _tiles(tokens: int, count: int, sweep: bool) -> list[Tiles]:
 
 # Other tiles worth a try, by pairs an expert.
 SWEEP = {
-    1: (Tile(128, 16, 4, 5), Tile(64, 16, 4, 4)),
-    4: (Tile(128, 16, 4, 5),),
-    8: (Tile(128, 16, 4, 5), Tile(64, 16, 4, 4)),
-    32: (
-        Tile(128, 32, 4, 4), Tile(128, 32, 4, 3), Tile(128, 64, 4, 3), Tile(128, 64, 4, 2),
-        Tile(64, 64, 4, 3), Tile(64, 32, 4, 4),
-    ),
-    64: (
-        Tile(128, 64, 8, 4), Tile(64, 64, 4, 4), Tile(64, 64, 4, 3), Tile(128, 64, 8, 5),
-        Tile(64, 32, 4, 4), Tile(128, 32, 8, 4), Tile(128, 32, 4, 4), Tile(64, 64, 4, 2),
-    ),
-    128: (
-        Tile(128, 64, 4, 2), Tile(64, 128, 4, 2), Tile(128, 128, 4, 2), Tile(64, 64, 4, 3),
-        Tile(128, 32, 4, 3), Tile(128, 64, 4, 3),
-    ),
-    512: (
-        Tile(128, 128, 4, 2), Tile(64, 128, 4, 2), Tile(64, 128, 4, 3), Tile(128, 64, 4, 2),
-        Tile(128, 64, 4, 3), Tile(256, 128, 8, 2),
-    ),
-    4096: (
-        Tile(128, 128, 4, 2), Tile(64, 128, 4, 2), Tile(64, 128, 4, 3), Tile(256, 128, 8, 2),
-        Tile(64, 256, 4, 2), Tile(128, 256, 8, 2),
-    ),
-}  # fmt: skip
+    1: (Tile(128, 16, 4, 5),),
+    8: (Tile(128, 16, 4, 6), Tile(64, 16, 4, 8), Tile(64, 16, 4, 5)),
+    32: (Tile(128, 64, 4, 2), Tile(128, 64, 8, 3)),
+    64: (Tile(128, 64, 8, 3), Tile(64, 64, 4, 4)),
+    128: (Tile(128, 64, 4, 2),),
+    4096: (Tile(256, 128, 8, 2),),
+}
 
 
 def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[Record]:
     """FP8 linear layers of one transformer layer, each alone and all in a row."""
-    for tokens in (8, 64):
+    for tokens in (8, 64, 4096):
         total, floor_total, peer_total = 0.0, 0.0, 0.0
         for name, (out, columns) in LINEARS.items():
-            copies = max(2, min(64, int(_ROTATE_BYTES / (out * columns))))
+            copies = max(2, min(64, int(_ROTATE_BYTES / (out * columns)))) if tokens <= 64 else 2
             stored = [cases.fp8_weight(out, columns, device) for _ in range(copies)]
             packed = [linear_kernel.pack(w) for w in stored]
             x = cases.activations(tokens, columns, device)
@@ -161,7 +144,9 @@ def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[
             plain = dequantise_fp8(x).to(torch.bfloat16)
             dense = [plain_weight(w).to(torch.bfloat16) for w in stored[: max(2, copies // 2)]]
             peer, _ = graph_us([partial(torch.matmul, plain, w.mT) for w in dense])
-            floor = out * columns * (1 + 1 / 1024) / top.read * 1e6
+            read = out * columns * (1 + 1 / 1024) / top.read * 1e6
+            work = 2 * tokens * out * columns / top.matmul * 1e6
+            floor, kind = (read, "weight read") if read > work else (work, "bf16 matmul")
             usual, count = linear_plan.choose(tokens), linear_plan.segments(out, columns)
             for tile, segments in _linear_plans(usual, count, columns, sweep):
                 calls = [partial(linear_kernel.launch, x, w, tile, segments) for w in packed]
@@ -170,7 +155,7 @@ def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[
                     total, peer_total = total + ours, peer_total + peer
                     floor_total += floor
                 yield Record(
-                    f"linear {name}", f"{out}x{columns} T={tokens}", ours, floor, "weight read",
+                    f"linear {name}", f"{out}x{columns} T={tokens}", ours, floor, kind,
                     spread, peer, "torch bf16 matmul", f"{list(tile)} segments {segments}",
                 )  # fmt: skip
         yield Record(
@@ -182,11 +167,19 @@ def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[
 def _linear_plans(usual: Tile, count: int, columns: int, sweep: bool) -> list[tuple[Any, int]]:
     found: list[tuple[Any, int]] = [(usual, count)]
     if sweep:
-        steps = columns // 128
-        near = [n for n in range(1, steps + 1) if steps % n == 0 and count / 4 <= n <= count * 2]
+        steps, wide = columns // 128, usual.tokens
+        near = [n for n in range(1, steps + 1) if steps % n == 0 and count / 2 <= n <= count]
+        tiles = LINEAR_SWEEP if wide > 16 else ()
         found += [(usual, n) for n in near if n != count]
-        found.append((usual._replace(stages=usual.stages + 2), count))
+        found += [(t, n) for t in tiles for n in near if t.tokens >= wide and t != usual]
     return found
+
+
+LINEAR_SWEEP = (
+    linear_plan.Tile(64, 64, 4, 4),
+    linear_plan.Tile(128, 64, 4, 3),
+    linear_plan.Tile(128, 64, 8, 3),
+)
 
 
 def bench_boundary(device: torch.device, top: Ceilings, _sweep: bool) -> Iterator[Record]:

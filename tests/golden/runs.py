@@ -39,7 +39,7 @@ class Model:
 
     @cached_property
     def network(self) -> Network:
-        options = LoadOptions(numerics=self.numerics)
+        options = LoadOptions(numerics=self.numerics, ops={"*": "reference"})
         return load_network(self.golden.folder / "checkpoint", CPU, "cpu", options)
 
     @property

@@ -53,25 +53,31 @@ def hash_map(arch: Arch) -> EngramMap | None:
 
 
 @functools.cache
-def network(numerics: str = "checkpoint", *, engram: bool = True, draft: bool = True) -> Network:
-    """A seeded network; the same object for the same arguments."""
+def network(
+    numerics: str = "checkpoint",
+    *,
+    engram: bool = True,
+    draft: bool = True,
+    device: torch.device = CPU,
+) -> Network:
+    """A seeded network of reference operations; the same object for the same arguments."""
     text: dict[str, object] = {}
     if not draft:
         text |= {"num_nextn_predict_layers": 0, "compress_ratios": [0, 2, 1, 1]}
     arch = with_engram(**text) if engram else tiny_arch(**SMALL, **text, engram_layer_ids=[])
     mode = numeric_mode(numerics)
     ops = Operations.bind(arch, mode, "cpu", {"*": "reference"})
-    weights = WeightLoader(DummySource(arch, 7), arch, ops, mode, CPU).load()
+    weights = WeightLoader(DummySource(arch, 7), arch, ops, mode, device).load()
     return Network(arch, mode, ops, weights, hash_map(arch))
 
 
 def new_state(net: Network, slots: int = 4, pages: int = 12) -> State:
-    return State.allocate(net.arch, net.records, pages=pages, slots=slots, device=CPU)
+    return State.allocate(net.arch, net.records, pages=pages, slots=slots, device=net.device)
 
 
 def run(net: Network, state: State, slices: Sequence[RowSlice], *, compact: bool = True) -> Forward:
     ngram = 1 if net.arch.engram is None else net.arch.engram.max_ngram_size
-    step = assemble(slices, ngram, CPU, compact=compact)
+    step = assemble(slices, ngram, net.device, compact=compact)
     return net.forward(step.history, step.batch, state, step.tail)
 
 

@@ -28,21 +28,25 @@ class Tiles(NamedTuple):
 # Measured on one H200 (docs/results/h200.md).
 _BY_WIDTH = {
     16: Tiles(Tile(128, 16, 4, 4), Tile(128, 16, 4, 4)),
-    32: Tiles(Tile(128, 32, 4, 4), Tile(128, 32, 4, 4)),
-    64: Tiles(Tile(128, 64, 4, 4), Tile(128, 64, 4, 4)),
-    128: Tiles(Tile(128, 128, 4, 3), Tile(128, 128, 4, 3)),
+    64: Tiles(Tile(128, 64, 4, 3), Tile(128, 64, 4, 3)),
+    128: Tiles(Tile(128, 128, 4, 2), Tile(128, 128, 4, 2)),
 }
+# Of few experts there are not enough tiles to put two on each multiprocessor.
+_OF_FEW = {64: Tiles(Tile(128, 64, 8, 4), Tile(128, 64, 8, 4))}
+_FEW = 12
 
 
 def choose(tokens: int, k: int, experts: int) -> Tiles:
     """Tiles for `tokens` tokens of `k` choices each among `experts` experts.
 
-    The width is the smallest that holds an expert's mean share and half as much again, so that most
-    experts fill one tile while their weights are read once.
+    The width is the smallest that holds an expert's mean share and a quarter more, so that most
+    experts fill one tile while their weights are read once; where every token takes every expert
+    the share is exact.
     """
-    mean = tokens * k / experts
-    width = next((w for w in sorted(_BY_WIDTH) if 1.5 * mean <= w), max(_BY_WIDTH))
-    return _BY_WIDTH[width]
+    share = tokens * k / experts * (1.25 if experts > k else 1.0)
+    width = next((w for w in sorted(_BY_WIDTH) if share <= w), max(_BY_WIDTH))
+    few = _OF_FEW.get(width) if experts <= _FEW else None
+    return few or _BY_WIDTH[width]
 
 
 def most_tiles(rows: int, experts: int, width: int) -> int:

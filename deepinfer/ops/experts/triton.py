@@ -127,7 +127,6 @@ def _prepare(
 ):  # fmt: skip
     """Programs below `sorters` place pairs and name tiles; the others decode the input to bf16."""
     gdc_wait()
-    gdc_launch_dependents()
     program = tl.program_id(0)
     if program >= sorters:
         blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
@@ -280,6 +279,7 @@ def _product(
             x = xs.index(slot * 2 + c).permute((1, 0))
             total = warpgroup_mma(a, x, total, is_async=True)
         total = warpgroup_mma_wait(0, [total])
+    gdc_launch_dependents()  # not earlier: waiting programs would crowd some processors
     return total * 4294967296.0
 
 
@@ -306,7 +306,6 @@ def _gate_up(
 ):  # fmt: skip
     """h = FP8-rounded bf16(silu(gate) * up * routing weight), a row per sorted pair."""
     gdc_wait()
-    gdc_launch_dependents()
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
     expert = gl.load(expert_ptr + tile)
@@ -359,7 +358,6 @@ def _down(
     May start while `_gate_up` ends: the tile table is older, and `_product` waits before it reads
     h.
     """
-    gdc_launch_dependents()
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
     expert = gl.load(expert_ptr + tile)

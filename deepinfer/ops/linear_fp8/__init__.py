@@ -1,8 +1,20 @@
 """Quantised linear layer; see reference.py for its meaning."""
 
+from deepinfer.ops.cpu_tiles import serves
+from deepinfer.ops.linear_fp8 import cpu
 from deepinfer.ops.linear_fp8.reference import linear_fp8 as _reference
-from deepinfer.ops.registry import Op
+from deepinfer.ops.registry import REFERENCE, Implementation, Op
 
 linear_fp8 = Op(_reference)
+linear_fp8.add(
+    Implementation(
+        "cpu",
+        cpu.linear_fp8,
+        refuses=serves,
+        pack=cpu.pack,
+        batch_invariant=True,
+        order_class=REFERENCE,
+    )
+)
 
 __all__ = ["linear_fp8"]

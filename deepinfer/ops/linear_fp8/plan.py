@@ -23,8 +23,8 @@ class Tile(NamedTuple):
 
 
 # Measured on one H200 (docs/results/h200.md).
-_NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5), 64: Tile(64, 64, 4, 4)}
-_WIDE = Tile(128, 64, 8, 4)
+_NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 4), 64: Tile(64, 64, 4, 3)}
+_WIDE = Tile(128, 64, 4, 3)
 
 
 def choose(tokens: int) -> Tile:

@@ -1,5 +1,7 @@
 """The step between two sub-layers; see reference.py for its meaning."""
 
+from deepinfer.ops.cpu_tiles import serves
+from deepinfer.ops.mhc_boundary import cpu
 from deepinfer.ops.mhc_boundary.reference import (
     Boundary,
     Coefficients,
@@ -8,9 +10,19 @@ from deepinfer.ops.mhc_boundary.reference import (
     split_coefficients,
 )
 from deepinfer.ops.mhc_boundary.reference import mhc_boundary as _reference
-from deepinfer.ops.registry import Op
+from deepinfer.ops.registry import REFERENCE, Implementation, Op
 
 mhc_boundary = Op(_reference)
+mhc_boundary.add(
+    Implementation(
+        "cpu",
+        cpu.mhc_boundary,
+        refuses=serves,
+        pack=cpu.pack,
+        batch_invariant=True,
+        order_class=REFERENCE,
+    )
+)
 
 __all__ = [
     "Boundary",

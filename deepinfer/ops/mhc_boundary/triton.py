@@ -75,7 +75,6 @@ def _advance(
 ):  # fmt: skip
     """One token: new streams, collapse, norm, FP8; and the sum of squares of the new streams."""
     gdc_wait()
-    gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     x_ptr += token * 4 * HIDDEN
     new_ptr += token * 4 * HIDDEN
@@ -113,6 +112,7 @@ def _advance(
         tl.store(hidden_ptr + column, plain, inside)
         wide = plain.to(tl.float32)
         plain_squares += wide * wide
+    gdc_launch_dependents()
     tl.store(square_ptr + token, tl.sum(squares, 0))
     norm = tl.rsqrt(tl.sum(plain_squares, 0) / HIDDEN + eps)
     for first in tl.static_range(0, HIDDEN, COLUMNS):
@@ -143,7 +143,6 @@ def _project(
 ):  # fmt: skip
     """Partial products [slice, token, 64] of the new streams with both terms of the projection."""
     gdc_wait()
-    gdc_launch_dependents()
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.arange(0, 64)
     here = (token < tokens)[:, None]
@@ -154,6 +153,7 @@ def _project(
         new = tl.load(new_ptr + token[:, None].to(tl.int64) * K + column[None, :], here, 0.0)
         fn = tl.load(fn_ptr + row[None, :] * K + column[:, None])
         total = tl.dot(new, fn, total)
+    gdc_launch_dependents()
     out = (tl.program_id(1) * tokens + token)[:, None].to(tl.int64) * 64 + row[None, :]
     tl.store(part_ptr + out, total, here)
 

@@ -1,0 +1,108 @@
+"""The loop between planner and runner: ids in, ids out.
+
+At most one step is uncollected: with asynchronous scheduling the next step is planned and enqueued
+before the result of the one before is read. Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from deepinfer.request import Request
+from deepinfer.scheduler import Progress, Scheduler, Snapshot
+from deepinfer.step import StepPlan, StepResult
+
+
+class Runner(Protocol):
+    """What computes plans; calls only enqueue work, except `collect`."""
+
+    def forward(self, plan: StepPlan) -> None:
+        """Take over the plan's changes and compute its tokens."""
+        ...
+
+    def sample(self, number: int) -> None:
+        """Generate tokens from the forward pass of step `number`."""
+        ...
+
+    def draft(self, number: int) -> None:
+        """Propose drafts for the step after `number`."""
+        ...
+
+    def collect(self, number: int) -> StepResult:
+        """Wait for step `number` and return what it produced."""
+        ...
+
+
+class StepNews(NamedTuple):
+    """What one call of `EngineCore.step` learned; `result` is None if no step was collected."""
+
+    progress: list[Progress]
+    result: StepResult | None
+
+
+class EngineCore:
+    """Scheduler and runner in step.
+
+    Args:
+        scheduler: plans.
+        runner: computes.
+        clock: seconds, monotonic.
+        async_scheduling: plan one step ahead of the results.
+        on_plan: called with every plan (traces).
+        on_result: called with every result and the counters after it (statistics).
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float],
+        *,
+        async_scheduling: bool = False,
+        on_plan: Callable[[StepPlan], None] | None = None,
+        on_result: Callable[[StepResult, Snapshot], None] | None = None,
+    ):
+        self.scheduler = scheduler
+        self.runner = runner
+        self.clock = clock
+        self.async_scheduling = async_scheduling
+        self._on_plan = on_plan
+        self._on_result = on_result
+        self._uncollected: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute and nothing to collect."""
+        return self._uncollected is None and self.scheduler.idle
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: its name is in use, or it can never fit.
+        """
+        self.scheduler.add(request)
+
+    def step(self) -> StepNews:
+        """Plan and enqueue a step, then collect the one before (synchronously: the same one)."""
+        before = self._uncollected
+        plan = self.scheduler.plan(self.clock())
+        if plan is not None:
+            if self._on_plan is not None:
+                self._on_plan(plan)
+            self.runner.forward(plan)
+            self.runner.sample(plan.number)
+            self.runner.draft(plan.number)
+            self._uncollected = plan.number
+        else:
+            self._uncollected = None
+        if before is None and not self.async_scheduling:
+            before, self._uncollected = self._uncollected, None
+        if before is None:
+            return StepNews(self.scheduler.take_reports(), None)
+        result = self.runner.collect(before)
+        progress = self.scheduler.apply(result, self.clock())
+        if self._on_result is not None:
+            self._on_result(result, self.scheduler.snapshot())
+        return StepNews(progress, result)

@@ -1,0 +1,176 @@
+"""Options of the engine: defaults, checks, and the limits that follow from memory.
+
+Knows nothing of how limits are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deepinfer.arch import PAGE_TOKENS, Arch, PageLayout, Records, SlotLayout
+from deepinfer.errors import ConfigError
+from deepinfer.model.engram_table import Placement
+from deepinfer.model.load import LoadFormat
+from deepinfer.scheduler import POLICIES, Limits
+
+_DEFAULT_CACHE_BYTES = 4 << 30  # where the system does not tell how much memory is free
+_SPARE_SLOTS = 4  # rows that ended and await their last step
+
+# vLLM's names for what this engine does not do (yet), and what to do instead.
+_REFUSED: Mapping[str, str] = {
+    "tensor_parallel_size": "one rank a process; attention is never sharded",
+    "pipeline_parallel_size": "there is no pipeline parallelism",
+    "data_parallel_size": "several ranks are not implemented yet",
+    "enable_expert_parallel": "several ranks are not implemented yet",
+    "enable_prefix_caching": "the prefix cache is not implemented yet",
+    "speculative_config": "speculation is not implemented yet in the engine",
+    "structured_outputs_config": "structured output is not implemented yet",
+    "quantization": "the checkpoint's own formats are used",
+    "dtype": "the checkpoint's own formats are used; see numerics",
+    "trust_remote_code": "no code is ever taken from a checkpoint",
+    "lora_path": "there are no adapters",
+    "enable_lora": "there are no adapters",
+    "cpu_offload_gb": "see engram='host' or 'disk'",
+}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine may use and how it behaves; see `LLM` for each."""
+
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    seed: int = 0
+    load_format: LoadFormat = "auto"
+    numerics: str = "checkpoint"
+    engram: Placement = "device"
+    ops: Mapping[str, str] = field(default_factory=dict[str, str])
+    async_scheduling: bool = True
+    deterministic: bool = True
+    policy: Literal["latency", "throughput"] = "throughput"
+    decoder_keep: int | None = None
+    max_logprobs: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} {value!r}: use an integer >= 1")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization {self.gpu_memory_utilization}: use (0, 1]")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy {self.policy!r}: use one of {sorted(POLICIES)}")
+        if not self.deterministic:
+            raise ConfigError(
+                "deterministic=False: results never depend on company here, there is nothing to "
+                "switch off yet; leave it on"
+            )
+
+
+def options_from(arguments: Mapping[str, object]) -> EngineOptions:
+    """Options from keyword arguments.
+
+    Raises:
+        ConfigError: a name is unknown, belongs to something this engine does not do, or a value
+            is out of range.
+    """
+    for name in arguments:
+        if name in _REFUSED and arguments[name] not in (None, False, 1, "auto"):
+            raise ConfigError(f"{name}={arguments[name]!r}: {_REFUSED[name]}")
+    known = {name: v for name, v in arguments.items() if name not in _REFUSED}
+    fields = set(EngineOptions.__dataclass_fields__)
+    if unknown := sorted(set(known) - fields):
+        raise ConfigError(f"unknown option(s) {unknown}; known are {sorted(fields)}")
+    return EngineOptions(**known)  # pyright: ignore[reportArgumentType] - checked by the class
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the state of requests takes.
+
+    Attributes:
+        limits: for the scheduler and the runner.
+        page_bytes, slot_bytes: of one page and one slot.
+        total_bytes: of all pages and slots.
+        needed_pages: more would never be used.
+    """
+
+    limits: Limits
+    page_bytes: int
+    slot_bytes: int
+    total_bytes: int
+    needed_pages: int
+
+    def lines(self) -> list[str]:
+        """For people."""
+        limits = self.limits
+        return [
+            f"max_model_len {limits.max_model_len}, {limits.max_num_seqs} requests at a time",
+            f"{limits.num_pages} pages of {self.page_bytes:,} B "
+            f"({limits.num_pages * PAGE_TOKENS:,} tokens), "
+            f"{limits.num_slots} slots of {self.slot_bytes:,} B: {self.total_bytes / 1e9:.2f} GB",
+        ]
+
+
+def plan_memory(
+    arch: Arch, records: Records, options: EngineOptions, free_bytes: int | None, total: int | None
+) -> MemoryPlan:
+    """Limits that fit the memory.
+
+    Args:
+        arch: the architecture.
+        records: record formats of the numerics.
+        options: what was asked for.
+        free_bytes: memory that can be taken now, None if unknown.
+        total: memory of the device, None for a CPU (then half of what is free is used).
+
+    Raises:
+        ConfigError: not even one request of `max_model_len` fits, or the limits contradict.
+    """
+    page_bytes = PageLayout.of(arch, records).bytes
+    slot_bytes = SlotLayout.of(arch, records).bytes
+    longest = options.max_model_len or arch.max_position_embeddings
+    if longest > arch.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len {longest}: the model has {arch.max_position_embeddings} positions"
+        )
+    budget = _budget(options, free_bytes, total)
+    slots = options.max_num_seqs + _SPARE_SLOTS
+    for_pages = budget - (slots + 1) * slot_bytes
+    pages = for_pages // page_bytes - 1
+    if options.max_model_len is None:
+        longest = min(longest, max(pages, 0) * PAGE_TOKENS)
+    needed = slots * -(-longest // PAGE_TOKENS)
+    pages = min(pages, needed)
+    if pages < -(-longest // PAGE_TOKENS) or longest < 2:
+        raise ConfigError(
+            f"{budget:,} B of cache memory do not hold one request of {longest} tokens besides "
+            f"{slots} slots of {slot_bytes:,} B; raise kv_cache_memory_bytes, or lower "
+            "max_model_len or max_num_seqs"
+        )
+    limits = Limits(
+        num_pages=pages,
+        num_slots=slots,
+        max_model_len=longest,
+        max_num_batched_tokens=options.max_num_batched_tokens or max(8192, options.max_num_seqs),
+        max_num_seqs=options.max_num_seqs,
+        decoder_keep=options.decoder_keep,
+    )
+    held = (pages + 1) * page_bytes + (slots + 1) * slot_bytes
+    return MemoryPlan(limits, page_bytes, slot_bytes, held, needed)
+
+
+def _budget(options: EngineOptions, free_bytes: int | None, total: int | None) -> int:
+    if options.kv_cache_memory_bytes is not None:
+        return options.kv_cache_memory_bytes
+    if free_bytes is None:
+        return _DEFAULT_CACHE_BYTES
+    if total is None:
+        return free_bytes // 2
+    return max(0, int(free_bytes - total * (1 - options.gpu_memory_utilization)))

@@ -1,0 +1,25 @@
+"""The shared expert on the CPU, with weights decoded once. Bits equal the reference's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.ops.cpu_tiles import hold_fp8, product, wide_input
+from deepinfer.ops.experts.reference import swiglu_clamp
+from deepinfer.ops.formats import Quantised
+from deepinfer.ops.shared_expert.reference import SharedWeights
+
+
+def pack(weights: SharedWeights) -> SharedWeights:
+    """Both matrices decoded."""
+    return SharedWeights(*(hold_fp8(weight) for weight in weights))
+
+
+def shared_expert(x: Tensor | Quantised, weights: SharedWeights, *, limit: float) -> Tensor:
+    """As the reference, for weights that `pack` decoded."""
+    w13, w2 = weights
+    assert isinstance(w13, Tensor), "pack decodes the weights"
+    assert isinstance(w2, Tensor), "pack decodes the weights"
+    inner = swiglu_clamp(product(wide_input(x), w13).to(torch.bfloat16), limit)
+    return product(wide_input(inner.to(torch.bfloat16)), w2).to(torch.bfloat16)

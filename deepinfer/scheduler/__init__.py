@@ -1,0 +1,21 @@
+"""Which positions to compute next. Pure: no torch, no clock, no randomness."""
+
+from deepinfer.scheduler.admission import row_sampling
+from deepinfer.scheduler.limits import LATENCY, POLICIES, THROUGHPUT, Limits, Policy
+from deepinfer.scheduler.report import Progress, Snapshot
+from deepinfer.scheduler.scheduler import Scheduler
+from deepinfer.scheduler.shadow import ShadowDevice, next_token
+
+__all__ = [
+    "LATENCY",
+    "POLICIES",
+    "THROUGHPUT",
+    "Limits",
+    "Policy",
+    "Progress",
+    "Scheduler",
+    "ShadowDevice",
+    "Snapshot",
+    "next_token",
+    "row_sampling",
+]

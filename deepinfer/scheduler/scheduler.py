@@ -1,0 +1,362 @@
+"""Decides what each step computes, and books what came of it.
+
+Owns requests from `add` to their last `Progress`. Never sees a tensor, a clock or a text; time is
+an argument, and equal calls give equal plans.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.cache import pages_for
+from deepinfer.errors import RequestError
+from deepinfer.request import FinishReason, Request, RequestMetrics
+from deepinfer.scheduler.admission import admit_message, new_job, row_sampling
+from deepinfer.scheduler.limits import LOOK_AHEAD, Limits, Policy
+from deepinfer.scheduler.policy import choose_victim, share_budget
+from deepinfer.scheduler.queue import WaitingQueue
+from deepinfer.scheduler.report import Progress, Snapshot, outcome
+from deepinfer.scheduler.rows import CLOSED, DECODE, DRAINING, FREE, PREFILL, Job, RowTable
+from deepinfer.step import Admit, DraftCap, PageAppend, Prefill, StepPlan, StepResult
+
+
+class _Flight(NamedTuple):
+    """A step that is planned and not applied: its number, rows in its result, drafts booked."""
+
+    number: int
+    rows: int
+    booked: NDArray[np.int64]
+
+
+class _Work(NamedTuple):
+    """What a step computes: drafts over all rows, requests that enter, slices, new pages."""
+
+    drafts: int
+    admit: list[Admit]
+    prefill: list[Prefill]
+    pages: list[PageAppend]
+
+
+class Scheduler:
+    """Plans steps for the requests it is given.
+
+    The loop around it: `plan` and start step n + 1, then `apply` the result of step n; or, without
+    overlap, `plan`, compute and `apply` one step after another. When `plan` returns None and a step
+    is uncollected, apply that one next; when none is, there is nothing to do.
+
+    Args:
+        limits: what the device was built for.
+        policy: how a step is shared.
+        end_id: the model's end token, -1 = none.
+    """
+
+    def __init__(self, limits: Limits, policy: Policy, *, end_id: int = -1):
+        self.limits = limits
+        self.policy = policy
+        self._end_id = end_id
+        self._rows = RowTable(limits)
+        self._queue = WaitingQueue()
+        self._jobs: dict[str, Job] = {}
+        self._flights: deque[_Flight] = deque()
+        self._reports: list[Progress] = []
+        self._now = 0.0
+        self._collected = -1  # number of the last applied step
+        self._steps = self._arrivals = self._finished = self._preemptions = 0
+        self._generated = self._verified = self._accepted = 0
+
+    def add(self, request: Request, bad_words: Iterable[Iterable[int]] = ()) -> None:
+        """Queue a request.
+
+        Args:
+            request: `params.n` is 1; ids are checked against the vocabulary already.
+            bad_words: `request.params.bad_words` as token sequences.
+
+        Raises:
+            RequestError: it can never be served here, or its name is taken.
+        """
+        name = request.request_id
+        if name in self._jobs:
+            raise RequestError(f"request {name!r} is being served already; choose another name")
+        sampling = row_sampling(request.params, bad_words)
+        self._jobs[name] = new_job(request, self.limits, self._arrivals, sampling)
+        self._arrivals += 1
+        self._queue.push(name, request.priority, resumed=False)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request with the reason "abort"; False if there is none of that name."""
+        return self.finish(request_id, "abort")
+
+    def finish(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request from outside, such as for a stop string; tokens on their way are dropped.
+
+        Its last `Progress` comes with the next `apply` or `take_reports`.
+
+        Returns:
+            False if there is no such request (any more).
+        """
+        job = self._jobs.get(request_id)
+        if job is None:
+            return False
+        self._reports.append(self._end(job, reason))
+        return True
+
+    def take_reports(self) -> list[Progress]:
+        """News that no step brought; `apply` delivers them too, whichever comes first."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs, is uncollected or has to be reported."""
+        return not (self._jobs or self._flights or self._reports)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step.
+
+        Args:
+            now: seconds, on the clock of `Request.arrival`.
+
+        Returns:
+            None: there is nothing to do, or nothing before the uncollected step is applied. That
+            is so when all rows await their last result, and when pages are short: rows are
+            preempted only when all lengths are known, so that no result is lost.
+        """
+        assert len(self._flights) < 2, "two steps are uncollected; apply the older one first"
+        self._now = now
+        self._rows.update_decoding()
+        admitting = True
+        while True:
+            reserved = self._page_decoding()
+            if reserved is not None:
+                work = self._work(*reserved, admitting)
+                if work.prefill or len(self._rows.decoding):
+                    return self._launch(work)
+            # Nothing can be computed. Either pages are short, or there is no row.
+            if self._flights or (reserved is not None and not len(self._rows.which(PREFILL))):
+                return None
+            self._preempt()
+            admitting = False  # the pages are for those that run
+
+    def _page_decoding(self) -> tuple[int, list[PageAppend]] | None:
+        """Drafts over all decoding rows, and the pages to write them and the sure tokens to.
+
+        Drafts are given up before a row is. None: pages are short even without drafts.
+        """
+        limits, count = self.limits, len(self._rows.decoding)
+        drafts = min(
+            count * limits.max_draft,
+            self.policy.draft_tokens,
+            limits.max_num_batched_tokens - count,
+        )
+        pages = self._rows.page_decoding(min(drafts, limits.max_draft))
+        if pages is None and drafts:
+            drafts, pages = 0, self._rows.page_decoding(0)
+        return None if pages is None else (drafts, pages)
+
+    def _work(self, drafts: int, pages: list[PageAppend], admitting: bool) -> _Work:
+        """Share the step, admit requests, cut slices and give them pages."""
+        limits, rows = self.limits, self._rows
+        running = sorted(
+            (rows.job(row) for row in rows.which(PREFILL).tolist()),
+            key=lambda job: (job.urgency, job.arrival),
+        )
+        jobs = running + (self._joining(running) if admitting and len(self._queue) else [])
+        shares = share_budget(
+            len(rows.decoding),
+            drafts,
+            [job.target - job.planned for job in jobs],
+            limits.max_num_batched_tokens,
+            self.policy,
+        )
+        work = _Work(shares.drafts, [], [], pages)
+        latest = -1
+        for job, share in zip(jobs, shares.prefill, strict=True):
+            room = (len(job.pages) + rows.pool.free) * limits.page_tokens - job.planned
+            length = min(share, room)
+            if length == 0:
+                continue
+            if not job.row:
+                latest = max(latest, self._admit(job, work))
+            need = pages_for(job.planned + length, limits.page_tokens) - len(job.pages)
+            work.pages.extend(rows.append_pages(job.row, need))
+            emits = job.planned + length == job.target
+            work.prefill.append(Prefill(job.row, job.planned, length, emits))
+            job.planned += length
+        if latest >= 0:
+            self._queue.admitted(latest)
+        return work
+
+    def _joining(self, prefilling: list[Job]) -> list[Job]:
+        """Waiting requests, in order, for which there are rows and pages.
+
+        A request comes in when the pages of all it knows are free, not promised to another prompt
+        and not headroom. It gets them slice by slice, so decoding rows may use them meanwhile.
+        """
+        limits, page = self.limits, self.limits.page_tokens
+        running = len(self._rows.decoding) + len(prefilling)
+        seats = min(limits.max_num_seqs - running, self._rows.num_free)
+        if seats <= 0:
+            return []
+        room = self._rows.pool.free
+        room -= sum(pages_for(job.target, page) - len(job.pages) for job in prefilling)
+        if running:
+            room -= limits.num_pages * self.policy.headroom_percent // 100
+        joining: list[Job] = []
+        for waiting in islice(self._queue.order(), LOOK_AHEAD):
+            job = self._jobs[waiting.request_id]
+            need = pages_for(job.target, page)
+            if need <= room:
+                joining.append(job)
+                room -= need
+                if len(joining) == seats:
+                    break
+            elif self._queue.aged(waiting):
+                break
+        return joining
+
+    def _admit(self, job: Job, work: _Work) -> int:
+        """Give a waiting request a row; returns its stamp in the queue."""
+        waiting = self._queue.remove(job.request.request_id)
+        job.aged = job.aged or self._queue.aged(waiting)
+        self._rows.enter(job)
+        work.admit.append(admit_message(job, self.limits, self._end_id))
+        return waiting.stamp
+
+    def _launch(self, work: _Work) -> StepPlan:
+        """Book a step as planned, and say so to the device."""
+        rows, number = self._rows, self._steps
+        add, remove = rows.decoding_diff()
+        decoding, most = len(rows.decoding), self.limits.max_draft
+        longest, booked = rows.book(number, min(work.drafts, most), work.prefill)
+        emitting = sum(piece.emits for piece in work.prefill)
+        self._flights.append(_Flight(number, decoding + emitting, booked))
+        self._steps += 1
+        released, rows.released = rows.released, []
+        graphs = () if work.prefill else self.limits.graph_sizes
+        return StepPlan(
+            number=number,
+            admit=tuple(work.admit),
+            release=tuple(released),
+            pages=tuple(work.pages),
+            prefill=tuple(work.prefill),
+            decode_add=add,
+            decode_remove=remove,
+            draft_budget=work.drafts,
+            draft_cap=tuple(DraftCap(row, most) for row in add) if most else (),
+            graph_rows=next((size for size in graphs if size >= decoding), 0),
+            max_len_hi=longest,
+        )
+
+    def _preempt(self) -> None:
+        """Give up one row for its pages; its request starts again from all tokens it knows."""
+        assert not self._flights, "lengths are not known while a step is uncollected"
+        candidates = self._rows.candidates()
+        assert len(candidates) > 1, "a row that is alone fits: `new_job` made sure"
+        job = self._rows.free(choose_victim(candidates).row)
+        job.preemptions += 1
+        job.target = len(job.request.prompt_token_ids) + len(job.outputs)
+        self._queue.push(job.request.request_id, job.request.priority, resumed=True)
+        self._preemptions += 1
+        self._rows.update_decoding()
+
+    def apply(self, result: StepResult, now: float) -> list[Progress]:
+        """Book the result of the oldest uncollected step.
+
+        Args:
+            result: of that step.
+            now: seconds, on the clock of `plan`.
+
+        Returns:
+            news of requests: those of `take_reports`, then the step's in the order of the result.
+        """
+        flight = self._flights.popleft()
+        assert (result.number, len(result.row)) == (flight.number, flight.rows), (
+            f"step {flight.number} of {flight.rows} rows got the result of step {result.number} "
+            f"of {len(result.row)} rows"
+        )
+        self._now, self._collected = now, flight.number
+        rows, generated = self._rows, result.generated
+        live = rows.state[result.row] != DRAINING
+        rows.correct(result.row, generated, flight.booked)
+        self._generated += int(generated[live].sum())
+        self._verified += int(result.verified[live].sum())
+        self._accepted += int(result.accepted[live].sum())
+        news = self.take_reports()
+        news += self._deliver(result, generated.tolist(), live.tolist())
+        for row in rows.which(DRAINING).tolist():
+            if rows.last_step[row] <= flight.number:
+                rows.free(row)
+        return news
+
+    def _deliver(self, result: StepResult, counts: list[int], live: list[bool]) -> list[Progress]:
+        """Hand tokens to their requests and end those that are flagged."""
+        news: list[Progress] = []
+        flags = result.flags.tolist()
+        columns = zip(result.row.tolist(), result.tokens.tolist(), counts, live, strict=True)
+        for place, (row, ids, count, wanted) in enumerate(columns):
+            if not wanted:
+                continue
+            job = self._rows.job(row)
+            new = tuple(ids[:count])
+            job.outputs += new
+            if job.first_token is None and new:
+                job.first_token = self._now
+            if flags[place]:
+                reason, stop_id, error = outcome(flags[place], new)
+                last = self._end(job, reason)
+                news.append(last._replace(token_ids=new, stop_id=stop_id, error=error, place=place))
+            else:
+                news.append(Progress(job.request.request_id, new, place=place))
+        return news
+
+    def _end(self, job: Job, reason: FinishReason) -> Progress:
+        """Forget a request; its row drains if an uncollected step computes it."""
+        request, row = job.request, job.row
+        del self._jobs[request.request_id]
+        self._finished += 1
+        if not row:
+            self._queue.remove(request.request_id)
+        elif self._rows.last_step[row] <= self._collected:
+            self._rows.free(row)
+        else:
+            self._rows.move(row, DRAINING)
+        metrics = RequestMetrics(request.arrival, job.first_token, self._now, job.preemptions)
+        return Progress(request.request_id, finish_reason=reason, metrics=metrics)
+
+    def snapshot(self) -> Snapshot:
+        """Counters as of now."""
+        rows = self._rows
+        return Snapshot(
+            waiting=len(self._queue),
+            prefilling=len(rows.which(PREFILL)),
+            decoding=len(rows.which(DECODE)) + len(rows.which(CLOSED)),
+            draining=len(rows.which(DRAINING)),
+            uncollected=len(self._flights),
+            tokens=int(rows.lo[rows.state != FREE].sum()),
+            pages_used=rows.pool.used,
+            pages_free=rows.pool.free,
+            steps=self._steps,
+            finished=self._finished,
+            preemptions=self._preemptions,
+            generated=self._generated,
+            drafts_verified=self._verified,
+            drafts_accepted=self._accepted,
+        )
+
+    def check(self) -> list[str]:
+        """Broken invariants, one sentence each; costs a look at every row and page."""
+        problems = self._rows.check(self._collected, self._steps - 1)
+        running = {job.request.request_id for job in self._jobs.values() if job.row}
+        held = [job for job in self._rows.jobs if job is not None]
+        draining = {job.request.request_id for job in held if self._rows.state[job.row] == DRAINING}
+        if running != {job.request.request_id for job in held} - draining:
+            problems.append("the requests that run are not those of the rows")
+        if len(self._jobs) - len(running) != len(self._queue):
+            problems.append(f"{len(self._queue)} of {len(self._jobs)} requests wait")
+        return problems

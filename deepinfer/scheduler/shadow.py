@@ -1,0 +1,306 @@
+"""A device without a model: runs plans in NumPy, and raises where a real one would read rubbish.
+
+Its next token is a hash of all tokens before it. The running hash of position p lies in the page of
+p and is computed from that of p - 1, so a wrong row, page, position or roll-back changes tokens.
+It obeys end and stop ids, limits and `min_tokens`; of the other sampling values it knows nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepinfer.scheduler.limits import Limits
+from deepinfer.step import (
+    FLAG_END,
+    FLAG_LIMIT,
+    FLAG_NAN,
+    FLAG_STOP_ID,
+    Admit,
+    StepPlan,
+    StepResult,
+)
+
+VOCABULARY = 257
+_WORD = (1 << 64) - 1
+_POISON = 0xDEAD_BEEF_DEAD_BEEF
+_START = 0x9E37_79B9_7F4A_7C15
+
+
+def _mix(value: int) -> int:
+    """The finaliser of SplitMix64: 64 bits to 64 bits, one to one."""
+    value = (value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9 & _WORD
+    value = (value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB & _WORD
+    return value ^ (value >> 31)
+
+
+def _fold(state: int, token: int) -> int:
+    """Running hash after one more token."""
+    return _mix((state + (token + 1) * _START) & _WORD)
+
+
+def _choose(state: int, seed: int, barred: Collection[int], vocabulary: int) -> int:
+    token = _mix(state ^ _mix(seed & _WORD)) % vocabulary
+    while token in barred:
+        token = (token + 1) % vocabulary
+    return token
+
+
+def next_token(
+    prefix: Iterable[int],
+    seed: int,
+    *,
+    barred: Collection[int] = (),
+    vocabulary: int = VOCABULARY,
+) -> int:
+    """The token that a shadow device generates after `prefix`.
+
+    Args:
+        prefix: all tokens before it.
+        seed: of the request.
+        barred: ids that may not come (end and stop ids before `min_tokens`); not all of them.
+        vocabulary: ids are 0..vocabulary - 1.
+    """
+    state = 0
+    for token in prefix:
+        state = _fold(state, token)
+    return _choose(state, seed, barred, vocabulary)
+
+
+class DrafterSpec(NamedTuple):
+    """The fake drafter: a draft is right with probability `right_percent` / 100.
+
+    A step leaves 0 to `Limits.max_draft` drafts if `ragged`, else always that many. Both are
+    functions of `seed`, the request's seed and the position.
+    """
+
+    right_percent: int = 70
+    ragged: bool = False
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Row:
+    """State of a row, as a device would keep it."""
+
+    admit: Admit
+    tokens: list[int]
+    stops: frozenset[int]
+    computed: int = 0
+    pages: list[int] = field(default_factory=list[int])
+    drafts: list[int] = field(default_factory=list[int])
+    cap: int = 0
+    ended: bool = False
+
+
+class _Outcome(NamedTuple):
+    row: int
+    verified: int
+    accepted: int
+    tokens: Sequence[int]
+    flags: int
+
+
+class ShadowDevice:
+    """Rows, pages and a fake drafter behind the calls of a runner.
+
+    Every broken promise of a plan raises AssertionError: a page with two owners, a position without
+    its page, a gap between slices, decoding before the prompt is computed, an unknown row, a budget
+    that is exceeded, more than one uncollected step when the next one starts.
+
+    Args:
+        limits: of the scheduler.
+        drafter: how drafts come about.
+        nan_at: (seed, position) of tokens whose logits are not finite.
+        vocabulary: size of it.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        drafter: DrafterSpec | None = None,
+        nan_at: Collection[tuple[int, int]] = (),
+        vocabulary: int = VOCABULARY,
+    ):
+        self.limits = limits
+        self.drafter = drafter or DrafterSpec()
+        self._nan_at = nan_at
+        self._vocabulary = vocabulary
+        self._pages = np.full((limits.num_pages + 1, limits.page_tokens), _POISON, np.uint64)
+        self._owner = [0] * (limits.num_pages + 1)
+        self._rows: dict[int, _Row] = {}
+        self._decoding: set[int] = set()
+        self._results: deque[StepResult] = deque()
+        self._steps = 0
+
+    def forward(self, plan: StepPlan) -> None:
+        """Compute a step; everything happens here, the other calls keep the order of a runner."""
+        assert plan.number == self._steps, f"step {plan.number} comes after {self._steps - 1}"
+        assert len(self._results) < 2, "more than one step is uncollected"
+        assert not plan.masked, "the shadow device draws without masks"
+        self._steps += 1
+        self._update(plan)
+        outcomes: list[_Outcome] = []
+        budget = plan.draft_budget
+        for number in sorted(self._decoding):
+            row = self._rows[number]
+            room = row.admit.limit - len(row.tokens) - 1
+            drafts = row.drafts[: max(min(row.cap, room, budget), 0)]
+            budget -= 0 if row.ended else len(drafts)
+            outcomes.append(self._generate(number, drafts, plan.max_len_hi))
+        for number, start, length, emits in plan.prefill:
+            row = self._rows[number]
+            assert number not in self._decoding, f"row {number} prefills and decodes in one step"
+            assert start == row.computed, f"row {number} is computed to {row.computed}, not {start}"
+            assert 0 < length <= len(row.tokens) - start, f"row {number}: slice of {length} tokens"
+            assert emits == (start + length == len(row.tokens)), f"row {number}: {emits=}"
+            assert start + length <= plan.max_len_hi, f"row {number}: {plan.max_len_hi=}"
+            self._compute(row, start, row.tokens[start : start + length - emits])
+            row.computed = start + length
+            if emits:
+                outcomes.append(self._generate(number, [], plan.max_len_hi))
+        computed = len(self._decoding) + sum(piece.length for piece in plan.prefill)
+        limit = self.limits.max_num_batched_tokens
+        assert computed + plan.draft_budget <= limit, f"step {plan.number} exceeds {limit} tokens"
+        self._results.append(self._result(plan.number, outcomes))
+
+    def sample(self, number: int, masks: None = None) -> None:
+        """Choose the tokens of step `number`; there are no masks to wait for."""
+        assert self._results[-1].number == number
+
+    def draft(self, number: int) -> None:
+        """Make the drafts of the step after `number`."""
+        assert self._results[-1].number == number
+
+    def collect(self, number: int) -> StepResult:
+        """The result of step `number`, the oldest that is uncollected."""
+        assert self._results[0].number == number, f"step {self._results[0].number} comes first"
+        return self._results.popleft()
+
+    def _update(self, plan: StepPlan) -> None:
+        """Change the set of rows, in the order of the contract."""
+        for number in plan.release:
+            for page in self._rows.pop(number).pages:
+                self._owner[page] = 0
+                self._pages[page] = _POISON
+        for admit in plan.admit:
+            assert 1 <= admit.row <= self.limits.num_slots, f"row {admit.row}"
+            assert 1 <= admit.slot <= self.limits.num_slots, f"slot {admit.slot}"
+            assert admit.row not in self._rows, f"row {admit.row} is taken"
+            assert all(admit.slot != row.admit.slot for row in self._rows.values()), admit.slot
+            stops = frozenset(admit.stop_ids) | {admit.end_id}
+            self._rows[admit.row] = _Row(admit, list(admit.ids), stops)
+        for number, place, page in plan.pages:
+            assert 1 <= page <= self.limits.num_pages, f"page {page}"
+            assert not self._owner[page], f"page {page} of row {self._owner[page]} to row {number}"
+            assert place == len(self._rows[number].pages), f"row {number}: entry {place}"
+            self._owner[page] = number
+            self._rows[number].pages.append(page)
+        assert self._decoding.issuperset(plan.decode_remove), plan.decode_remove
+        self._decoding.difference_update(plan.decode_remove)
+        assert self._decoding.isdisjoint(plan.decode_add), plan.decode_add
+        self._decoding.update(plan.decode_add)
+        for number in self._decoding:
+            row = self._rows[number]
+            done = row.computed == len(row.tokens) - 1
+            assert done or row.ended, f"row {number} decodes before its prompt is computed"
+        for number, cap in plan.draft_cap:
+            self._rows[number].cap = cap
+
+    def _generate(self, number: int, drafts: list[int], longest: int) -> _Outcome:
+        """Compute the newest token of a row and `drafts`; keep what is right and one more."""
+        row = self._rows[number]
+        if row.ended:
+            return _Outcome(number, 0, 0, (), 0)
+        start, seed = len(row.tokens) - 1, row.admit.seed
+        states = self._compute(row, start, [row.tokens[start], *drafts])
+        new: list[int] = []
+        flags = 0
+        for place, state in enumerate(states):
+            position = start + 1 + place
+            if (seed, position) in self._nan_at:
+                new, flags = [], FLAG_NAN
+                break
+            token = self._draw(row, position, state)
+            new.append(token)
+            flags = self._flags(row, position, token)
+            if flags or place == len(drafts) or drafts[place] != token:
+                break
+        row.tokens += new
+        row.computed = len(row.tokens) - 1
+        row.ended = flags != 0
+        accepted = sum(a == b for a, b in zip(new, drafts, strict=False))
+        row.drafts = [] if row.ended else self._new_drafts(row)
+        assert len(row.tokens) <= longest, f"row {number} has {len(row.tokens)} > {longest} tokens"
+        return _Outcome(number, len(drafts), accepted, new, flags)
+
+    def _draw(self, row: _Row, position: int, state: int) -> int:
+        early = position - row.admit.prompt_len < row.admit.sampling.min_tokens
+        return _choose(state, row.admit.seed, row.stops if early else (), self._vocabulary)
+
+    def _flags(self, row: _Row, position: int, token: int) -> int:
+        flags = FLAG_LIMIT if position + 1 == row.admit.limit else 0
+        if token in row.stops:
+            flags |= FLAG_END if token == row.admit.end_id else FLAG_STOP_ID
+        return flags
+
+    def _compute(self, row: _Row, start: int, tokens: Iterable[int]) -> list[int]:
+        """Write the running hashes of `tokens` at positions from `start` into the row's pages."""
+        size = self.limits.page_tokens
+        state = 0 if start == 0 else self._read(row, start - 1)
+        states: list[int] = []
+        for position, token in enumerate(tokens, start):
+            state = _fold(state, token)
+            place = position // size
+            assert place < len(row.pages), f"row {row.admit.row} owns no page of {position}"
+            self._pages[row.pages[place], position % size] = state
+            states.append(state)
+        return states
+
+    def _read(self, row: _Row, position: int) -> int:
+        size = self.limits.page_tokens
+        state = int(self._pages[row.pages[position // size], position % size])
+        assert state != _POISON, f"row {row.admit.row} reads position {position}, never written"
+        return state
+
+    def _new_drafts(self, row: _Row) -> list[int]:
+        """Guesses for the next tokens, each right or wrong by chance."""
+        length, most = len(row.tokens), self.limits.max_draft
+        if most == 0:
+            return []
+        chance = _mix(self.drafter.seed ^ _mix(row.admit.seed & _WORD) ^ _mix(length))
+        count = chance % (most + 1) if self.drafter.ragged else most
+        state = _fold(self._read(row, length - 2) if length > 1 else 0, row.tokens[-1])
+        drafts: list[int] = []
+        for position in range(length, length + count):
+            chance = _mix(chance)
+            right = chance % 100 < self.drafter.right_percent
+            token = self._draw(row, position, state)
+            drafts.append(token if right else (token + 1) % self._vocabulary)
+            state = _fold(state, drafts[-1])
+        return drafts
+
+    def _result(self, number: int, outcomes: list[_Outcome]) -> StepResult:
+        cap = self.limits.max_draft
+        tokens = np.full((len(outcomes), 1 + cap), -1, np.int32)
+        for place, outcome in enumerate(outcomes):
+            tokens[place, : len(outcome.tokens)] = outcome.tokens
+
+        def column(values: Iterable[int]) -> NDArray[np.int32]:
+            return np.fromiter(values, np.int32, len(outcomes))
+
+        return StepResult(
+            number=number,
+            row=column(o.row for o in outcomes),
+            verified=column(o.verified for o in outcomes),
+            accepted=column(o.accepted for o in outcomes),
+            tokens=tokens,
+            flags=column(o.flags for o in outcomes),
+            confidence=np.zeros((len(outcomes), cap), np.float32),
+        )
