@@ -55,16 +55,16 @@ def test_scores_give_one_logprob_a_token_after_the_first(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "nano", "--input", "no/such/file"], "cannot read --input"),
+        (["--model", "nano", "--input", "no/such/file"], "cannot read no/such/file"),
         (
             ["--model", "nano", "--prompt", "a", "--output", "no/such/dir/x"],
-            "cannot write --output",
+            "cannot write no/such/dir/x",
         ),
         (["--model", "no-such-model", "--prompt", "a"], "'nano'"),
         (["--model", "nano", "--prompt", "a", "--device", "tpu"], "device 'tpu'"),
         (["--model", "nano", "--prompt", "a", "--device", "cuda:63"], "GPU"),
         (["--model", "nano", "--prompt", "a", "--max-model-len", "0"], "max_model_len 0"),
-        (["--model", "nano", "--prompt", "a", "--chunk", "0"], "chunk 0"),
+        (["--model", "nano", "--prompt", "a", "--max-num-seqs", "0"], "max_num_seqs 0"),
     ],
 )
 def test_wishes_that_cannot_be_met_end_with_one_line(arguments, message, capsys):

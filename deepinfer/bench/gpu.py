@@ -21,10 +21,11 @@ from deepinfer.bench import cases
 from deepinfer.bench.measure import Ceilings, Record, ceilings, eager_us, environment, graph_us
 from deepinfer.ops.experts import ExpertWeights, experts
 from deepinfer.ops.experts import triton as experts_kernels
+from deepinfer.ops.experts.packing import pack as pack_experts
 from deepinfer.ops.experts.plan import Tile, Tiles
 from deepinfer.ops.experts.plan import choose as choose_tiles
 from deepinfer.ops.experts.reference import plain_weight
-from deepinfer.ops.formats import Quantised, dequantise_fp8
+from deepinfer.ops.formats import Fp4Weight, Quantised, dequantise_fp8
 from deepinfer.ops.linear_fp8 import linear_fp8
 from deepinfer.ops.linear_fp8 import plan as linear_plan
 from deepinfer.ops.linear_fp8 import triton as linear_kernel
@@ -33,6 +34,7 @@ from deepinfer.ops.mhc_boundary import triton as mhc_kernels
 
 HIDDEN, INNER, CHOICES, LIMIT = 5120, 2304, 6, 10.0
 _ROTATE_BYTES = 400e6  # several times the L2 cache
+EXPERTS = ((48, 1, (8, 32, 64, 256, 1024, 4096)), (6, 4, (8, 64, 4096)), (384, 1, (64,)))
 LINEARS = {
     "wq_a": (1280, 5120),
     "wq_b": (32768, 1280),
@@ -60,9 +62,11 @@ def _grouped(x: Quantised, ids: Tensor, weights: tuple[Tensor, Tensor]) -> Calla
 
     inner = torch.randn((len(rows), w2.shape[1]), device=rows.device).to(torch.bfloat16)
 
+    product = torch._grouped_mm  # pyright: ignore[reportPrivateImportUsage]
+
     def run() -> Tensor:
-        torch._grouped_mm(rows, w13, offs=ends)
-        return torch._grouped_mm(inner, w2, offs=ends)
+        product(rows, w13, offs=ends)
+        return product(inner, w2, offs=ends)
 
     return run
 
@@ -76,10 +80,10 @@ def _expert_cost(tokens: int, count: int, ids: Tensor, top: Ceilings) -> tuple[f
 
 
 def bench_experts(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[Record]:
-    """Routed experts of an EP8 (48) and an EP64 (6) rank."""
-    for count, copies, sizes in ((48, 1, (8, 32, 64, 256, 1024, 4096)), (6, 4, (8, 64, 4096))):
+    """Routed experts of an EP8 (48) and an EP64 (6) rank, and of one whole layer."""
+    for count, copies, sizes in EXPERTS:
         stored = [cases.expert_weights(count, HIDDEN, INNER, device) for _ in range(copies)]
-        packed = [experts_kernels.pack(w) for w in stored]
+        packed = [pack_experts(w) for w in stored]
         plain = _decoded_experts(stored[0])
         for tokens in sizes:
             x = cases.activations(tokens, HIDDEN, device)
@@ -105,8 +109,9 @@ def _decoded_experts(weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     """bf16 copies of both matrices, expert by expert to bound the fp32 in between."""
     parts: list[Tensor] = []
     for weight in weights:
+        assert isinstance(weight, Fp4Weight)
         rows = [
-            plain_weight(type(weight)(c, s)).to(torch.bfloat16)
+            plain_weight(Fp4Weight(c, s)).to(torch.bfloat16)
             for c, s in zip(weight.codes, weight.scale, strict=True)
         ]
         parts.append(torch.stack(rows))
@@ -159,27 +164,28 @@ def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[
                     spread, peer, "torch bf16 matmul", f"{list(tile)} segments {segments}",
                 )  # fmt: skip
         yield Record(
-            "linear, one layer", f"all six T={tokens}", total, floor_total, "weight read", 0.0,
+            "linear, one layer", f"all six T={tokens}", total, floor_total, "sum of floors", 0.0,
             peer_total, "torch bf16 matmul", "sum of the lines above",
         )  # fmt: skip
 
 
-def _linear_plans(usual: Tile, count: int, columns: int, sweep: bool) -> list[tuple[Any, int]]:
-    found: list[tuple[Any, int]] = [(usual, count)]
-    if sweep:
-        steps, wide = columns // 128, usual.tokens
-        near = [n for n in range(1, steps + 1) if steps % n == 0 and count / 2 <= n <= count]
-        tiles = LINEAR_SWEEP if wide > 16 else ()
+def _linear_plans(
+    usual: linear_plan.Tile, count: int, columns: int, sweep: bool
+) -> list[tuple[linear_plan.Tile, int]]:
+    found = [(usual, count)]
+    if sweep and usual in LINEAR_SWEEP:
+        steps = columns // 128
+        near = [n for n in range(1, steps + 1) if steps % n == 0 and count / 2 <= n <= 2 * count]
         found += [(usual, n) for n in near if n != count]
-        found += [(t, n) for t in tiles for n in near if t.tokens >= wide and t != usual]
+        found += [(tile, count) for tile in LINEAR_SWEEP[usual]]
     return found
 
 
-LINEAR_SWEEP = (
-    linear_plan.Tile(64, 64, 4, 4),
-    linear_plan.Tile(128, 64, 4, 3),
-    linear_plan.Tile(128, 64, 8, 3),
-)
+# Other tiles worth a try, by the usual one.
+LINEAR_SWEEP = {
+    linear_plan.choose(8): (linear_plan.Tile(64, 16, 4, 4), linear_plan.Tile(64, 16, 4, 7)),
+    linear_plan.choose(64): (linear_plan.Tile(64, 64, 4, 4), linear_plan.Tile(64, 64, 4, 3, 168)),
+}
 
 
 def bench_boundary(device: torch.device, top: Ceilings, _sweep: bool) -> Iterator[Record]:

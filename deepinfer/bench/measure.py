@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class Record:
     Attributes:
         name: what was measured.
         shape: sizes, in words.
-        ours_us: median microseconds a call.
+        ours_us: microseconds a call, the mean of two medians.
         peer_us: the same for `peer`, measured in this run; None without one.
         peer: what the peer is.
         floor_us: time that the ceilings of this run allow.
@@ -85,7 +86,7 @@ def graph_us(calls: Sequence[Callable[[], object]], least: int = 8) -> tuple[flo
         least: calls in the graph; `calls` are repeated in turn until there are so many.
 
     Returns:
-        median microseconds a call; |a - b| / mean of two timings.
+        microseconds a call, the mean of two medians; their difference over that mean.
     """
     stream = torch.cuda.Stream()  # noqa: TID251
     stream.wait_stream(torch.cuda.current_stream())  # noqa: TID251
@@ -101,7 +102,8 @@ def graph_us(calls: Sequence[Callable[[], object]], least: int = 8) -> tuple[flo
                 call()
     size = rounds * len(calls)
     first, second = (statistics.median(_replays(graph.replay, _REPLAYS)) / size for _ in range(2))
-    return min(first, second), abs(first - second) / (0.5 * (first + second))
+    mean = 0.5 * (first + second)
+    return mean, abs(first - second) / mean
 
 
 def _memory_ceilings(device: torch.device) -> tuple[float, float]:
@@ -122,11 +124,9 @@ def ceilings(device: torch.device) -> Ceilings:
 
 def environment(device: torch.device) -> dict[str, str]:
     """What the numbers depend on: device, its driver's CUDA, torch, Triton."""
-    import triton
-
     return {
         "device": torch.cuda.get_device_name(device),  # noqa: TID251
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": version("triton"),
     }

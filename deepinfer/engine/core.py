@@ -34,6 +34,18 @@ class Runner(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """Told of everything that passes between planner and runner."""
+
+    def plan(self, plan: StepPlan) -> None:
+        """A plan, before it is computed."""
+        ...
+
+    def result(self, result: StepResult, counters: Snapshot) -> None:
+        """A result, after it is booked."""
+        ...
+
+
 class StepNews(NamedTuple):
     """What one call of `EngineCore.step` learned; `result` is None if no step was collected."""
 
@@ -49,8 +61,7 @@ class EngineCore:
         runner: computes.
         clock: seconds, monotonic.
         async_scheduling: plan one step ahead of the results.
-        on_plan: called with every plan (traces).
-        on_result: called with every result and the counters after it (statistics).
+        recorder: told of every plan and result.
     """
 
     def __init__(
@@ -60,15 +71,13 @@ class EngineCore:
         clock: Callable[[], float],
         *,
         async_scheduling: bool = False,
-        on_plan: Callable[[StepPlan], None] | None = None,
-        on_result: Callable[[StepResult, Snapshot], None] | None = None,
+        recorder: Recorder | None = None,
     ):
         self.scheduler = scheduler
         self.runner = runner
         self.clock = clock
         self.async_scheduling = async_scheduling
-        self._on_plan = on_plan
-        self._on_result = on_result
+        self._recorder = recorder
         self._uncollected: int | None = None
 
     @property
@@ -89,8 +98,8 @@ class EngineCore:
         before = self._uncollected
         plan = self.scheduler.plan(self.clock())
         if plan is not None:
-            if self._on_plan is not None:
-                self._on_plan(plan)
+            if self._recorder is not None:
+                self._recorder.plan(plan)
             self.runner.forward(plan)
             self.runner.sample(plan.number)
             self.runner.draft(plan.number)
@@ -103,6 +112,6 @@ class EngineCore:
             return StepNews(self.scheduler.take_reports(), None)
         result = self.runner.collect(before)
         progress = self.scheduler.apply(result, self.clock())
-        if self._on_result is not None:
-            self._on_result(result, self.scheduler.snapshot())
+        if self._recorder is not None:
+            self._recorder.result(result, self.scheduler.snapshot())
         return StepNews(progress, result)

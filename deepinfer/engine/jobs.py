@@ -1,23 +1,26 @@
-"""The offline job: prompts in, one result a prompt out, whatever happens to a single one.
+"""The offline job: lines of JSON in, one record a line out, whatever happens to a single one.
 
-Knows nothing of where lines are read from or written to.
+Knows how lines are read and records are written, and how an interrupted job is taken up again.
+Does not know how answers are computed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import TextIO, cast
 
-from deepinfer.engine.sequential import Sequential
-from deepinfer.engine.tokenizer import TextTokenizer
-from deepinfer.errors import NonFiniteError, RequestError
-from deepinfer.request import CompletionOutput, RequestOutput, ScoreOutput
+from deepinfer.engine.border import Prompt
+from deepinfer.errors import ConfigError, RequestError
+from deepinfer.request import CompletionOutput, RequestOutput, SamplingParams, ScoreOutput
 
+Record = dict[str, object]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
-_GENERATE_KEYS = frozenset({*_PROMPT_KEYS, "id", "max_tokens"})
-_SCORE_KEYS = frozenset({*_PROMPT_KEYS, "id"})
+_PARAMS = frozenset(SamplingParams.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -25,102 +28,222 @@ class Job:
     """One line of a batch file.
 
     Attributes:
-        request_id: the line's `id`, or its number from 0.
-        prompt: text, or None.
-        token_ids: ids, or None.
-        max_tokens: its own limit, or None.
+        index: number of the line among those that are not blank.
+        name: the line's `id`, or its index.
+        prompt: text or ids, None if the line could not be read.
+        params: sampling values.
+        priority: smaller goes first.
         error: why the line cannot be run, or None.
     """
 
-    request_id: str
-    prompt: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    max_tokens: int | None = None
+    index: int
+    name: str
+    prompt: Prompt | None
+    params: SamplingParams
+    priority: int = 0
     error: str | None = None
 
 
-def parse_lines(lines: Iterable[str], *, scoring: bool = False) -> Iterator[Job]:
+def parse_lines(
+    lines: Iterable[str], defaults: SamplingParams, *, scoring: bool = False
+) -> Iterator[Job]:
     """Read JSON lines: an object with `prompt` (text) or `prompt_token_ids`, or a plain string.
 
-    Blank lines are passed over; a line that cannot be read becomes a job with its error.
+    An object may hold `id`, `priority` and any field of `SamplingParams`; with `scoring` only
+    `id`. Blank lines are passed over; a line that cannot be read becomes a job with its error.
     """
-    allowed = _SCORE_KEYS if scoring else _GENERATE_KEYS
-    for number, line in enumerate(line for line in lines if line.strip()):
+    filled = (line for line in lines if line.strip())
+    for index, line in enumerate(filled):
+        name = str(index)
         try:
             data: object = json.loads(line)
-            yield _job(str(number), data, allowed)
+            if isinstance(data, dict):
+                name = str(cast("Record", data).get("id", name))
+            yield _job(index, name, data, defaults, scoring)
         except json.JSONDecodeError as error:
-            yield Job(str(number), error=f"the line is not JSON: {error}")
+            yield Job(index, name, None, defaults, error=f"the line is not JSON: {error}")
         except RequestError as error:
-            yield Job(str(number), error=str(error))
+            yield Job(index, name, None, defaults, error=str(error))
 
 
-def _job(name: str, data: object, allowed: frozenset[str]) -> Job:
+def _job(index: int, name: str, data: object, defaults: SamplingParams, scoring: bool) -> Job:
     if isinstance(data, str):
-        return Job(name, prompt=data)
+        return Job(index, name, data, defaults)
     if not isinstance(data, dict):
         raise RequestError(f"expected an object or a string, found {type(data).__name__}")
-    fields = cast("Mapping[str, object]", data)
+    fields = cast("Record", data)
+    allowed = {*_PROMPT_KEYS, "id"} | (set() if scoring else {"priority", *_PARAMS})
     if unknown := sorted(set(fields) - allowed):
         raise RequestError(f"unknown key(s) {unknown}; known are {sorted(allowed)}")
-    if sum(key in fields for key in _PROMPT_KEYS) != 1:
+    given = [key for key in _PROMPT_KEYS if key in fields]
+    if len(given) != 1:
         raise RequestError("give exactly one of 'prompt' and 'prompt_token_ids'")
-    name = str(fields.get("id", name))
-    prompt, ids = fields.get("prompt"), fields.get("prompt_token_ids")
-    limit = fields.get("max_tokens")
-    if "max_tokens" in fields and (not isinstance(limit, int) or isinstance(limit, bool)):
-        raise RequestError(f"max_tokens {limit!r} is not an integer")
-    if "prompt" in fields:
-        if not isinstance(prompt, str):
-            raise RequestError(f"prompt is not a string but {type(prompt).__name__}")
-        return Job(name, prompt=prompt, max_tokens=cast("int | None", limit))
-    if not isinstance(ids, list) or not all(
-        isinstance(i, int) and not isinstance(i, bool) for i in cast("list[object]", ids)
+    priority = fields.get("priority", 0)
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise RequestError(f"priority {priority!r} is not an integer")
+    prompt = _prompt(given[0], fields[given[0]])
+    values = {key: value for key, value in fields.items() if key in _PARAMS}
+    return Job(index, name, prompt, _params(defaults, values), priority)
+
+
+def _prompt(key: str, value: object) -> Prompt:
+    if key == "prompt":
+        if not isinstance(value, str):
+            raise RequestError(f"prompt is not a string but {type(value).__name__}")
+        return value
+    if not isinstance(value, list) or not all(
+        isinstance(i, int) and not isinstance(i, bool) for i in cast("list[object]", value)
     ):
         raise RequestError("prompt_token_ids is not a list of integers")
-    return Job(name, token_ids=tuple(cast("list[int]", ids)), max_tokens=cast("int | None", limit))
+    return tuple(cast("list[int]", value))
 
 
-class Offline:
-    """Runs jobs one after another.
+def _params(defaults: SamplingParams, values: Mapping[str, object]) -> SamplingParams:
+    """`defaults` with some values replaced and checked."""
+    bias = values.get("logit_bias")
+    if isinstance(bias, dict):  # JSON has no integer keys
+        values = dict(values) | {"logit_bias": _biases(cast("Record", bias))}
+    try:
+        return dataclasses.replace(defaults, **values)  # pyright: ignore[reportArgumentType]
+    except TypeError as error:
+        raise RequestError(f"sampling values {dict(values)}: {error}") from error
+
+
+def _biases(bias: Record) -> dict[int, object]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError as error:
+        raise RequestError(f"logit_bias: a key is no token id: {error}") from error
+
+
+def generated(job: Job, output: RequestOutput) -> Record:
+    """The record of an answer."""
+    record = _head(job) | {"prompt_token_ids": output.prompt_token_ids}
+    if output.error is not None:
+        record["error"] = output.error
+    if output.prompt_logprobs is not None:
+        record["prompt_logprobs"] = [_entries(e) for e in output.prompt_logprobs]
+    if not output.outputs:
+        return record
+    if job.params.n == 1:
+        return record | _completion(output.outputs[0])
+    return record | {"outputs": [_completion(c) for c in output.outputs]}
+
+
+def _completion(completion: CompletionOutput) -> Record:
+    record: Record = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "seed": completion.seed,
+    }
+    if completion.logprobs is not None:
+        record["cumulative_logprob"] = completion.cumulative_logprob
+        record["logprobs"] = [_entries(e) for e in completion.logprobs]
+    return record
+
+
+def _entries(entries: object) -> object:
+    if entries is None:
+        return None
+    found = cast("Mapping[int, tuple[float, int, str | None]]", entries)
+    return {str(token): list(entry) for token, entry in found.items()}
+
+
+def scored(job: Job, output: ScoreOutput) -> Record:
+    """The record of a score."""
+    record = _head(job) | {"prompt_token_ids": output.prompt_token_ids}
+    if output.error is not None:
+        return record | {"error": output.error}
+    return record | {
+        "logprobs": output.logprobs,
+        "logprob_sum": output.logprob_sum,
+        "perplexity": output.perplexity,
+    }
+
+
+def _head(job: Job) -> Record:
+    record: Record = {"index": job.index, "id": job.name}
+    return record | {"prompt": job.prompt} if isinstance(job.prompt, str) else record
+
+
+class AnswerFile:
+    """The output of a job: a line as soon as an answer is there, in order at the end.
+
+    A killed job leaves whole lines and perhaps a piece of one; `resume` keeps the former.
 
     Args:
-        engine: does the computing.
-        tokenizer: the text border; None serves prompts of ids only.
+        path: the file.
+        resume: go on with what the file holds, instead of starting anew.
+
+    Raises:
+        ConfigError: the file cannot be written, or (resuming) it is not the output of such a job.
     """
 
-    def __init__(self, engine: Sequential, tokenizer: TextTokenizer | None):
-        self.engine = engine
-        self.tokenizer = tokenizer
-
-    def generate(self, job: Job, max_tokens: int) -> RequestOutput:
-        """Run one job; its own `max_tokens` wins. Never raises for what is wrong with the job."""
-        ids: list[int] = []
+    def __init__(self, path: Path, *, resume: bool):
+        self.path = path
+        self._lines: dict[int, str] = {}
         try:
-            ids = self._ids(job)
-            limit = max_tokens if job.max_tokens is None else job.max_tokens
-            tokens, reason = self.engine.generate(ids, limit)
-            text = "" if self.tokenizer is None else self.tokenizer.decode(tokens)
-            output = CompletionOutput(0, text, tuple(tokens), finish_reason=reason)
-        except (RequestError, NonFiniteError) as error:
-            return RequestOutput(job.request_id, job.prompt, tuple(ids), (), error=str(error))
-        return RequestOutput(job.request_id, job.prompt, tuple(ids), (output,))
+            if resume and path.exists():
+                self._lines = _finished(path)
+                self._replace()
+            self._file: TextIO = path.open("a" if resume else "w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error}") from error
 
-    def score(self, job: Job) -> ScoreOutput:
-        """Score one job. Never raises for what is wrong with the job."""
-        ids: list[int] = []
+    def done(self, job: Job) -> bool:
+        """Whether the file holds the answer of a job.
+
+        Raises:
+            ConfigError: it holds one of another prompt under the same index.
+        """
+        line = self._lines.get(job.index)
+        if line is None:
+            return False
+        record: Record = json.loads(line)
+        same = _head(job).items() <= record.items()
+        if not same or (
+            not isinstance(job.prompt, str)
+            and job.prompt is not None
+            and list(cast("tuple[int, ...]", job.prompt)) != record.get("prompt_token_ids")
+            and "error" not in record
+        ):
+            raise ConfigError(
+                f"{self.path}: line {job.index} belongs to another input; remove the file or do "
+                "not resume"
+            )
+        return True
+
+    def write(self, record: Record) -> None:
+        """Append an answer; it is on its way to the disk when this returns."""
+        line = json.dumps(record, ensure_ascii=False)
+        self._lines[cast("int", record["index"])] = line
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self, *, ordered: bool) -> None:
+        """Close the file; `ordered` puts the lines in the order of the input."""
+        self._file.close()
+        if ordered:
+            self._replace()
+
+    def _replace(self) -> None:
+        """Write all lines in order, in one step as others see it."""
+        aside = self.path.with_name(self.path.name + ".part")
+        text = "".join(self._lines[index] + "\n" for index in sorted(self._lines))
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, self.path)
+
+
+def _finished(path: Path) -> dict[int, str]:
+    """Whole lines of an earlier run by index; a torn last line is dropped."""
+    found: dict[int, str] = {}
+    pieces = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for line in pieces[:-1]:  # what follows the last newline is torn or empty
         try:
-            ids = self._ids(job)
-            return ScoreOutput(job.request_id, tuple(ids), tuple(self.engine.score(ids)))
-        except (RequestError, NonFiniteError) as error:
-            return ScoreOutput(job.request_id, tuple(ids), (), str(error))
-
-    def _ids(self, job: Job) -> list[int]:
-        if job.error is not None:
-            raise RequestError(job.error)
-        if job.token_ids is not None:
-            return list(job.token_ids)
-        if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer.json; give 'prompt_token_ids'")
-        assert job.prompt is not None, "a parsed job has text or ids"
-        return self.tokenizer.encode(job.prompt)
+            index = json.loads(line)["index"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: not the output of such a job: {line[:80]!r}") from error
+        found[index] = line
+    return found

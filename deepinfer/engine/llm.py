@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from deepinfer.engine.border import Prompt
 from deepinfer.engine.build import build_service
+from deepinfer.engine.core import Recorder, Runner
 from deepinfer.engine.options import options_from
 from deepinfer.engine.outputs import failed
 from deepinfer.engine.resolve import resolve_model
@@ -31,6 +32,7 @@ class LLM:
         tokenizer: directory of another `tokenizer.json`; None takes the model's own.
         builtin: built-in names and what makes their directory ready (the command line passes
             `nano`).
+        recorder: told of every plan and result (see `engine.record.FileRecorder`).
         verbose: print the memory plan and start-up times to standard error.
         options: `device` ("auto"), `max_model_len` (None: what config and memory allow),
             `max_num_seqs` (256), `max_num_batched_tokens` (8192), `kv_cache_memory_bytes` (None: a
@@ -51,13 +53,13 @@ class LLM:
         tokenizer: str | Path | None = None,
         builtin: Mapping[str, Callable[[], Path]] | None = None,
         verbose: bool = False,
+        recorder: Recorder | None = None,
         **options: object,
     ):
         chosen = options_from(options)
         directory = resolve_model(str(model), builtin or {})
-        built = build_service(
-            directory, chosen, tokenizer=None if tokenizer is None else Path(tokenizer)
-        )
+        text = None if tokenizer is None else Path(tokenizer)
+        built = build_service(directory, chosen, tokenizer=text, recorder=recorder)
         self.options = chosen
         self.memory = built.memory
         self._service = built.service
@@ -160,6 +162,11 @@ class LLM:
         if tokenizer is None:
             raise ConfigError("this model has no tokenizer.json")
         return tokenizer
+
+    @property
+    def runner(self) -> Runner:
+        """What computes plans; for replaying traces on a fresh engine."""
+        return self._service.core.runner
 
     def get_metrics(self) -> dict[str, int]:
         """Counters of the scheduler; see `scheduler.Snapshot`."""

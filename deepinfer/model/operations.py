@@ -114,8 +114,25 @@ class Operations:
             "head_dim": arch.head_dim,
             "heads": arch.num_attention_heads,
             "streams": arch.hc_mult,
+            "linear_shapes": _linear_shapes(arch),
         }
         chosen = {
             f.name: OPS[f.name].bind(wishes.get(f.name, default), **facts) for f in fields(cls)
         }
         return cls(**chosen)
+
+
+def _linear_shapes(arch: Arch) -> tuple[tuple[int, int], ...]:
+    """[out, K] of every matrix that `linear_fp8` multiplies with."""
+    d, rank = arch.hidden_size, arch.q_lora_rank
+    shapes = [
+        (rank, d),
+        (arch.num_attention_heads * arch.head_dim, rank),
+        (arch.head_dim, d),
+        (arch.index_n_heads * arch.index_head_dim, rank),
+    ]
+    if arch.engram is not None:
+        shapes.append(((arch.hc_mult + 1) * d, arch.engram.columns * arch.engram.head_dim))
+    if arch.draft is not None:
+        shapes.append((d, len(arch.draft.target_layer_ids) * d))
+    return tuple(shapes)

@@ -39,10 +39,13 @@ class State:
     def allocate(
         cls, arch: Arch, records: Records, *, pages: int, slots: int, device: torch.device | str
     ) -> State:
-        """Zeroed pools for `pages` pages and `slots` slots, the reserved ones included."""
+        """Pools of `pages` pages and `slots` slots, the reserved ones included.
+
+        They are not cleared: nothing reads a byte that its request did not write.
+        """
         page_layout, slot_layout = PageLayout.of(arch, records), SlotLayout.of(arch, records)
-        page_pool = torch.zeros(pages, page_layout.bytes, dtype=torch.uint8, device=device)
-        slot_pool = torch.zeros(slots, slot_layout.bytes, dtype=torch.uint8, device=device)
+        page_pool = torch.empty(pages, page_layout.bytes, dtype=torch.uint8, device=device)
+        slot_pool = torch.empty(slots, slot_layout.bytes, dtype=torch.uint8, device=device)
         ring = slot_layout.ring_rows
         width = records.window.bytes
 

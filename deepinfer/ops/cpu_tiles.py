@@ -1,7 +1,7 @@
 """What the CPU implementations share: exact decoding by table, and products of decoded weights.
 
-Every value that a quantised format can hold fits bf16, so decoded weights and records are kept in
-bf16 (2 bytes a number) and widened to float64 only while they are multiplied. Sums therefore run
+Every value that a quantised weight can hold fits bf16, so decoded weights are kept in bf16 (2
+bytes a number) and widened to float64 only while they are multiplied. Sums therefore run
 in float64 as in the references, and the order in which a library adds is rounded away: no fixed
 row tile is needed for a row to keep its bits. Knows no operation.
 """
@@ -114,31 +114,39 @@ def _byte_pairs(form: str) -> Tensor:
 
 @cache
 def _sizes(form: str) -> Tensor:
-    """[256] bf16, what a scale byte means."""
+    """[256] fp32, what a scale byte means."""
     every = torch.arange(256, dtype=torch.uint8)
-    decoded = decode_e4m3(every) if form == "fp4_e4m3_16" else decode_e8m0(every)
-    return decoded.to(torch.bfloat16)
+    return decode_e4m3(every) if form == "fp4_e4m3_16" else decode_e8m0(every)
 
 
 def decode(codes: Tensor, scale: Tensor, form: str) -> Tensor:
-    """Exact values of codes and scales: the numbers of `formats.decode_parts`, in bf16.
+    """Exact values of codes and scales, fp32: the bits of `formats.decode_parts`.
 
     Args:
         codes: [*, bytes] uint8, an even number of bytes.
-        scale: [*, groups] uint8; E8M0 bytes below 4 may lose the smallest codes.
+        scale: [*, groups] uint8.
         form: a quantised `RecordFormat`.
     """
     index = codes.contiguous().view(torch.uint16).to(torch.int32)
     values = _byte_pairs(form).index_select(0, index.flatten()).view(torch.bfloat16)
     sizes = _sizes(form).index_select(0, scale.flatten().to(torch.int32))
-    values = values.view(len(sizes), -1).mul_(sizes.unsqueeze(1))
+    values = values.view(len(sizes), -1).to(torch.float32).mul_(sizes.unsqueeze(1))
     return values.view(*codes.shape[:-1], -1)
 
 
 def decode_records(data: Tensor, record: Record) -> Tensor:
-    """Values of quantised records: [*, record.bytes] uint8 -> [*, width] bf16, exact."""
+    """Values of quantised records: [*, record.bytes] uint8 -> [*, width] fp32, exact."""
     split = record.code_bytes
     return decode(data[..., :split], data[..., split:], record.format)
+
+
+def gather(view: Tensor, outer: Tensor, inner: Tensor) -> Tensor:
+    """view[outer, inner] of a byte view [a, b, bytes], moved in the widest words that fit."""
+    sizes = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
+    for word, width in ((torch.int64, 8), (torch.int32, 4)):
+        if all(size % width == 0 for size in sizes):
+            return view.view(word)[outer, inner].view(torch.uint8)
+    return view[outer, inner]
 
 
 def runs(slices: Sequence[tuple[int, int]], least: int) -> list[tuple[int, int, bool]]:

@@ -30,7 +30,7 @@ _RATIO = (
     *(1549082000, 774542859, 516239574, 390301736, 271772144),
     *(527844224, -914095782, 3036000220, -3809133581, 2685507065),
 )
-_LN2 = 186065279  # ln 2 x 2^28
+_LN2 = 744261118  # ln 2 x 2^30
 _MINUS_LN_LN2 = 393540252  # -ln(ln 2) x 2^30
 
 
@@ -106,7 +106,7 @@ def gumbel(word: Tensor) -> Tensor:
     e = (zeros << 57) + (_minus_log2((1 << 32) - mantissa) >> 5)  # multiples of 2^-57, > 0
     mantissa, zeros = _normalise(e, bits=63)
     # The top bit of e stands for 2^(5 - zeros).
-    minus_log2_e = ((zeros - 6) << 30) + (_minus_log2((1 << 32) - (mantissa >> 31)) >> 32)
+    minus_log2_e = ((zeros - 6) << 28) + (_minus_log2((1 << 32) - (mantissa >> 31)) >> 34)
     fixed = ((minus_log2_e * _LN2) >> 28) + _MINUS_LN_LN2
     return fixed.to(torch.float32) * 2.0**-30
 

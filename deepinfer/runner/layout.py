@@ -82,7 +82,7 @@ def lay_out(
     depth = torch.where(padding, 0, depth)
     start = torch.where(padding, 0, rows.length[row] - 1)
     end = torch.where(padding, 1, start + (sizes[group] if len(decoding) else 1))
-    host = {name: torch.tensor(values).to(device) for name, values in known.items()}
+    host = {k: torch.tensor(v, dtype=torch.int64).to(device) for k, v in known.items()}
     batch_rows = torch.cat((host["row"], row))
     batch = Batch(
         positions=torch.cat((host["position"], start + depth)),

@@ -57,6 +57,7 @@ class _Step:
     accepted: Tensor | None = None
     flags: Tensor | None = None
     logprobs: RowLogprobs | None = None
+    confidence: Tensor | None = None
 
 
 class TorchRunner:
@@ -185,6 +186,7 @@ class TorchRunner:
         rows.tokens[groups.unsqueeze(1), columns] = proposal.tokens
         rows.confidence[groups, :count] = proposal.confidence
         rows.drafts[groups] = count
+        self._steps[number].confidence = proposal.confidence
 
     def collect(self, number: int) -> StepResult:
         """Wait for step `number` and return what it produced."""
@@ -199,7 +201,7 @@ class TorchRunner:
             accepted=_host(step.accepted, np.int32),
             tokens=_host(step.tokens, np.int32),
             flags=_host(step.flags, np.int32),
-            confidence=_host(self.rows.confidence[step.layout.groups], np.float32),
+            confidence=_confidence(step),
             logprobs=None if step.logprobs is None else _top(step.logprobs),
             prompt_logprobs=tuple(step.prompt_logprobs),
             seconds=time.perf_counter() - step.started,
@@ -230,6 +232,12 @@ class TorchRunner:
             parts.append(top_logprobs(values, targets[part], wanted))
         joined = RowLogprobs(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
         return PromptLogprobs(row, start + 1, _top(joined))
+
+
+def _confidence(step: _Step) -> np.ndarray:
+    if step.confidence is None:
+        return np.zeros((len(step.layout.groups), 0), np.float32)
+    return _host(step.confidence, np.float32)
 
 
 def _dropped(item: Prefill, admit: Admit) -> int:

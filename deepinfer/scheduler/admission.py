@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from deepinfer.cache import pages_for
 from deepinfer.errors import RequestError
-from deepinfer.request import Request, SamplingParams
+from deepinfer.request import Request
 from deepinfer.scheduler.limits import Limits
 from deepinfer.scheduler.rows import Job
 from deepinfer.step import Admit, RowSampling
 
 
-def row_sampling(params: SamplingParams, bad_words: Iterable[Iterable[int]] = ()) -> RowSampling:
-    """What the device needs of `params`.
-
-    Args:
-        params: of a request.
-        bad_words: its bad words as token sequences.
+def row_sampling(request: Request) -> RowSampling:
+    """What the device needs of the sampling values of a request.
 
     Raises:
-        RequestError: `params` has bad words, and no token sequences came for them.
+        RequestError: it has bad words, and no token sequences came for them.
     """
-    words = tuple(tuple(word) for word in bad_words)
-    if params.bad_words and not words:
+    params = request.params
+    if params.bad_words and not request.bad_words:
         raise RequestError(f"bad_words {params.bad_words!r} came without their token sequences")
     allowed = params.allowed_token_ids
     return RowSampling(
@@ -36,22 +30,22 @@ def row_sampling(params: SamplingParams, bad_words: Iterable[Iterable[int]] = ()
         repetition_penalty=params.repetition_penalty,
         min_tokens=params.min_tokens,
         logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
         processed_logprobs=params.logprobs_mode == "processed",
         logit_bias=tuple(sorted((params.logit_bias or {}).items())),
         allowed_token_ids=None if allowed is None else tuple(allowed),
-        bad_words=words,
+        bad_words=request.bad_words,
         forced_token_ids=tuple(params.forced_token_ids or ()),
     )
 
 
-def new_job(request: Request, limits: Limits, arrival: int, sampling: RowSampling) -> Job:
+def new_job(request: Request, limits: Limits, arrival: int) -> Job:
     """A job for a request that fits.
 
     Args:
         request: ids are checked against the vocabulary already.
         limits: of the device.
         arrival: ascending in the order of arrival.
-        sampling: of the request.
 
     Raises:
         RequestError: it can never be served here; the message says what it needs and what there is.
@@ -72,7 +66,7 @@ def new_job(request: Request, limits: Limits, arrival: int, sampling: RowSamplin
             f"tokens, {limits.num_pages} are available; shorten the prompt or lower max_tokens to "
             f"{limits.num_pages * limits.page_tokens + 1} tokens in all"
         )
-    return Job(request, sampling, arrival, limit, length)
+    return Job(request, row_sampling(request), arrival, limit, length)
 
 
 def admit_message(job: Job, limits: Limits, end_id: int) -> Admit:

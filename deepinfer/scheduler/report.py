@@ -20,20 +20,20 @@ class Progress(NamedTuple):
     Attributes:
         request_id: its name.
         token_ids: newly generated ids, an end or stop id included.
+        place: index into the arrays of the step's result (for log-probabilities), -1 = none.
         finish_reason: why it ended, None while it goes on.
         stop_id: the id that ended it, None for the end token and for other reasons.
         error: what went wrong and how to mend it, for the reason "error".
-        place: index into the arrays of the step's result (for log-probabilities), -1 = none.
         num_cached_tokens: prompt tokens that were not computed again.
         metrics: times, with the last news.
     """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
+    place: int = -1
     finish_reason: FinishReason | None = None
     stop_id: int | None = None
     error: str | None = None
-    place: int = -1
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
 
@@ -45,7 +45,7 @@ class Snapshot(NamedTuple):
         waiting: requests in the queue.
         prefilling: rows whose prompt is not computed yet.
         decoding: rows that generate.
-        draining: rows that ended and await the end of a step that computes them.
+        draining: rows that are computed no more and await the result of their last step.
         uncollected: steps planned and not applied.
         tokens: sure tokens of all rows.
         pages_used: pages owned by rows.

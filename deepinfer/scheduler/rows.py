@@ -74,6 +74,7 @@ class RowTable:
     Attributes:
         pool: all pages.
         jobs: the request of every row.
+        holders: name of the request that is or was the last in every row.
         state: [rows + 1] int8, one of the states above.
         lo, hi: [rows + 1]; the tokens known for a row after all planned steps are between `lo` and
             min(hi, limit), unless it ended. Equal when no step is uncollected.
@@ -88,9 +89,11 @@ class RowTable:
         rows = limits.num_slots
         self.pool = PagePool(limits.num_pages)
         self.jobs: list[Job | None] = [None] * (rows + 1)
+        self.holders: list[str | None] = [None] * (rows + 1)
         self.state = np.zeros(rows + 1, np.int8)
         self.lo, self.hi, self.limit, self.pages, self.last_step = np.zeros((5, rows + 1), np.int64)
-        self.decoding = self._told = self.which(DECODE)
+        self.decoding = self.which(DECODE)
+        self._told = np.zeros(rows + 1, np.bool_)  # the decoding set that was told last
         self.released: list[int] = []
         self._page_tokens = limits.page_tokens
         self._free = list(range(1, rows + 1))
@@ -123,6 +126,7 @@ class RowTable:
         job.row, job.planned = heappop(self._free), 0
         self.move(job.row, PREFILL)
         self.jobs[job.row] = job
+        self.holders[job.row] = job.request.request_id
         self.lo[job.row] = self.hi[job.row] = job.target
         self.limit[job.row] = job.limit
         self.pages[job.row] = 0
@@ -181,12 +185,10 @@ class RowTable:
 
     def decoding_diff(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Rows that entered and that left `decoding` since this was asked last."""
-        now, told = self.decoding, self._told
-        if now is told:
-            return (), ()
+        told, now = self._told, np.zeros(len(self.state), np.bool_)
+        now[self.decoding] = True
         self._told = now
-        add = np.setdiff1d(now, told, assume_unique=True)
-        remove = np.setdiff1d(told, now, assume_unique=True)
+        add, remove = np.flatnonzero(now & ~told), np.flatnonzero(told & ~now)
         return tuple(add.tolist()), tuple(remove.tolist())
 
     def book(self, number: int, drafts: int, prefill: list[Prefill]) -> tuple[int, Ints]:

@@ -7,7 +7,6 @@ an argument, and equal calls give equal plans.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from deepinfer.cache import pages_for
 from deepinfer.errors import RequestError
 from deepinfer.request import FinishReason, Request, RequestMetrics
-from deepinfer.scheduler.admission import admit_message, new_job, row_sampling
+from deepinfer.scheduler.admission import admit_message, new_job
 from deepinfer.scheduler.limits import LOOK_AHEAD, Limits, Policy
 from deepinfer.scheduler.policy import choose_victim, share_budget
 from deepinfer.scheduler.queue import WaitingQueue
@@ -70,12 +69,11 @@ class Scheduler:
         self._steps = self._arrivals = self._finished = self._preemptions = 0
         self._generated = self._verified = self._accepted = 0
 
-    def add(self, request: Request, bad_words: Iterable[Iterable[int]] = ()) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request.
 
         Args:
             request: `params.n` is 1; ids are checked against the vocabulary already.
-            bad_words: `request.params.bad_words` as token sequences.
 
         Raises:
             RequestError: it can never be served here, or its name is taken.
@@ -83,8 +81,7 @@ class Scheduler:
         name = request.request_id
         if name in self._jobs:
             raise RequestError(f"request {name!r} is being served already; choose another name")
-        sampling = row_sampling(request.params, bad_words)
-        self._jobs[name] = new_job(request, self.limits, self._arrivals, sampling)
+        self._jobs[name] = new_job(request, self.limits, self._arrivals)
         self._arrivals += 1
         self._queue.push(name, request.priority, resumed=False)
 
@@ -297,22 +294,25 @@ class Scheduler:
     def _deliver(self, result: StepResult, counts: list[int], live: list[bool]) -> list[Progress]:
         """Hand tokens to their requests and end those that are flagged."""
         news: list[Progress] = []
-        flags = result.flags.tolist()
-        columns = zip(result.row.tolist(), result.tokens.tolist(), counts, live, strict=True)
-        for place, (row, ids, count, wanted) in enumerate(columns):
+        rows: list[int] = result.row.tolist()
+        tokens: list[list[int]] = result.tokens.tolist()
+        columns = zip(rows, tokens, counts, result.flags.tolist(), live, strict=True)
+        jobs = self._rows.jobs
+        for place, (row, ids, count, flag, wanted) in enumerate(columns):
             if not wanted:
                 continue
-            job = self._rows.job(row)
+            job = jobs[row]
+            assert job is not None, f"row {row} is free and has a result"
             new = tuple(ids[:count])
             job.outputs += new
             if job.first_token is None and new:
                 job.first_token = self._now
-            if flags[place]:
-                reason, stop_id, error = outcome(flags[place], new)
+            if flag:
+                reason, stop_id, error = outcome(flag, new)
                 last = self._end(job, reason)
                 news.append(last._replace(token_ids=new, stop_id=stop_id, error=error, place=place))
             else:
-                news.append(Progress(job.request.request_id, new, place=place))
+                news.append(Progress(job.request.request_id, new, place))
         return news
 
     def _end(self, job: Job, reason: FinishReason) -> Progress:
@@ -329,14 +329,18 @@ class Scheduler:
         metrics = RequestMetrics(request.arrival, job.first_token, self._now, job.preemptions)
         return Progress(request.request_id, finish_reason=reason, metrics=metrics)
 
+    def request_at(self, row: int) -> str | None:
+        """Whose row the result applied last spoke of, also if that request has just ended."""
+        return self._rows.holders[row]
+
     def snapshot(self) -> Snapshot:
         """Counters as of now."""
         rows = self._rows
         return Snapshot(
             waiting=len(self._queue),
             prefilling=len(rows.which(PREFILL)),
-            decoding=len(rows.which(DECODE)) + len(rows.which(CLOSED)),
-            draining=len(rows.which(DRAINING)),
+            decoding=len(rows.which(DECODE)),
+            draining=len(rows.which(CLOSED)) + len(rows.which(DRAINING)),
             uncollected=len(self._flights),
             tokens=int(rows.lo[rows.state != FREE].sum()),
             pages_used=rows.pool.used,
@@ -352,11 +356,13 @@ class Scheduler:
     def check(self) -> list[str]:
         """Broken invariants, one sentence each; costs a look at every row and page."""
         problems = self._rows.check(self._collected, self._steps - 1)
-        running = {job.request.request_id for job in self._jobs.values() if job.row}
         held = [job for job in self._rows.jobs if job is not None]
-        draining = {job.request.request_id for job in held if self._rows.state[job.row] == DRAINING}
-        if running != {job.request.request_id for job in held} - draining:
-            problems.append("the requests that run are not those of the rows")
-        if len(self._jobs) - len(running) != len(self._queue):
-            problems.append(f"{len(self._queue)} of {len(self._jobs)} requests wait")
+        running = [job for job in held if self._rows.state[job.row] != DRAINING]
+        if any(self._jobs.get(job.request.request_id) is not job for job in running):
+            problems.append("a row holds a request that ended")
+        if len(self._jobs) != len(running) + len(self._queue):
+            problems.append(
+                f"{len(self._jobs)} requests, of which {len(running)} run and "
+                f"{len(self._queue)} wait"
+            )
         return problems

@@ -147,13 +147,6 @@ class ShadowDevice:
         self._steps += 1
         self._update(plan)
         outcomes: list[_Outcome] = []
-        budget = plan.draft_budget
-        for number in sorted(self._decoding):
-            row = self._rows[number]
-            room = row.admit.limit - len(row.tokens) - 1
-            drafts = row.drafts[: max(min(row.cap, room, budget), 0)]
-            budget -= 0 if row.ended else len(drafts)
-            outcomes.append(self._generate(number, drafts, plan.max_len_hi))
         for number, start, length, emits in plan.prefill:
             row = self._rows[number]
             assert number not in self._decoding, f"row {number} prefills and decodes in one step"
@@ -165,6 +158,13 @@ class ShadowDevice:
             row.computed = start + length
             if emits:
                 outcomes.append(self._generate(number, [], plan.max_len_hi))
+        budget = plan.draft_budget
+        for number in sorted(self._decoding):
+            row = self._rows[number]
+            room = row.admit.limit - len(row.tokens) - 1
+            drafts = row.drafts[: max(min(row.cap, room, budget), 0)]
+            budget -= 0 if row.ended else len(drafts)
+            outcomes.append(self._generate(number, drafts, plan.max_len_hi))
         computed = len(self._decoding) + sum(piece.length for piece in plan.prefill)
         limit = self.limits.max_num_batched_tokens
         assert computed + plan.draft_budget <= limit, f"step {plan.number} exceeds {limit} tokens"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepinfer.device import find_device
-from deepinfer.engine.sequential import Sequential
+from tests.engine.sequential import Sequential
 from deepinfer.errors import NonFiniteError, RequestError
 from deepinfer.model.network import Network
 from deepinfer.runner.assemble import RowSlice

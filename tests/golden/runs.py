@@ -32,14 +32,15 @@ Observed = dict[tuple[str, int], Tensor]
 
 @dataclass
 class Model:
-    """A golden configuration loaded in one numeric mode."""
+    """A golden configuration loaded in one numeric mode; `ops` is the wish for all operations."""
 
     golden: Golden
     numerics: str
+    ops: str = "reference"
 
     @cached_property
     def network(self) -> Network:
-        options = LoadOptions(numerics=self.numerics, ops={"*": "reference"})
+        options = LoadOptions(numerics=self.numerics, ops={"*": self.ops})
         return load_network(self.golden.folder / "checkpoint", CPU, "cpu", options)
 
     @property
@@ -98,8 +99,13 @@ class Session:
 
     def draft(self, newest: int) -> Drafts:
         """Drafts behind the newest token, which is not fed yet."""
-        one = [torch.tensor([v]) for v in (newest, len(self.ids) - 1, SLOT, self.decoder_start)]
-        return self.drafter.draft(*one, self.state)
+        return self.drafter.draft(
+            torch.tensor([newest]),
+            torch.tensor([len(self.ids) - 1]),
+            torch.tensor([SLOT]),
+            torch.tensor([self.decoder_start]),
+            self.state,
+        )
 
     def ring(self, ring: Tensor, window: int) -> Tensor:
         """Decoded vectors of a ring's last `window` positions, by position mod window."""
@@ -173,6 +179,12 @@ class Run:
         before = self.draft_tokens[:SHOWN_DRAFTS, :-1]
         return self.draft_logits - matmul(weights.embed[before], weights.head)
 
+    def draft_logits_after(self, tokens: Tensor) -> Tensor:
+        """Draft logits of the first anchors behind given draft tokens [anchors, 1 + block]."""
+        weights = self.session.drafter.weights.markov
+        before = tokens[:SHOWN_DRAFTS, :-1].long()
+        return self.base_logits + matmul(weights.embed[before], weights.head)
+
     @property
     def margins(self) -> Tensor:
         """Gap between the two best logits: the last prompt row, then every step."""
@@ -236,7 +248,7 @@ class Runs:
     def __init__(self, folder: Path):
         self._folder = folder
         self._golden: dict[str, Golden] = {}
-        self._models: dict[tuple[str, str], Model] = {}
+        self._models: dict[tuple[str, str, str], Model] = {}
         self._runs: dict[tuple[str, str, str, int | None, bool], Run] = {}
 
     def golden(self, config: str) -> Golden:
@@ -244,10 +256,10 @@ class Runs:
             self._golden[config] = Golden(self._folder / f"config-{config}")
         return self._golden[config]
 
-    def model(self, config: str, numerics: str) -> Model:
-        key = (config, numerics)
+    def model(self, config: str, numerics: str, ops: str = "reference") -> Model:
+        key = (config, numerics, ops)
         if key not in self._models:
-            self._models[key] = Model(self.golden(config), numerics)
+            self._models[key] = Model(self.golden(config), numerics, ops)
         return self._models[key]
 
     def noquant(
@@ -266,10 +278,15 @@ class Runs:
     def primary(
         self, config: str, sequence: str, keep: int | None = None, *, compact: bool = True
     ) -> Run:
-        """Checkpoint numerics, fed with the stored tokens."""
+        """Checkpoint numerics, fed with the stored tokens.
+
+        The longest prompt runs the default operations: sooner, and equal by bit, which
+        `test_implementations` shows.
+        """
         key = (config, "checkpoint", sequence, keep, compact)
         if key not in self._runs:
-            model = self.model(config, "checkpoint")
+            longest = config == "d" and sequence == "s2"
+            model = self.model(config, "checkpoint", "auto" if longest else "reference")
             tokens, newest = self._stored(config, sequence, keep)
             self._runs[key] = run(
                 model.network,

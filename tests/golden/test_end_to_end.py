@@ -64,7 +64,9 @@ def test_drafts(case):
     golden, run, sequence = case
     golden.check("dspark", f"{sequence}.draft_tokens", run.draft_tokens, PRIMARY)
     golden.check("dspark", f"{sequence}.confidence", run.confidence, PRIMARY)
-    golden.check("dspark", f"{sequence}.draft_logits", run.draft_logits, PRIMARY)
+    # One other draft gives all later ones of its block another bias: feed the stored drafts.
+    logits = run.draft_logits_after(golden.tensor("dspark", f"{sequence}.draft_tokens"))
+    golden.check("dspark", f"{sequence}.draft_logits", logits, PRIMARY)
     stored(golden, "dspark", f"{sequence}.base_logits", run.base_logits)
     rings, stem = run.draft_rings, f"{sequence}.ring_after_prefill"
     if ("dspark", stem) in golden:  # unwritten slots are stored as zeros, records are not stored
@@ -108,14 +110,3 @@ def test_the_order_of_sums_is_all_that_library_order_changes(in_library_order, r
     ours = (run.logits - reference).square().mean().sqrt() / reference.std()
     assert 0 < ours < 0.3
     assert (in_library_order["b", "s1"][0] == reference).all()
-
-
-# Judged without feeding: the streams of s0 and s2 that layers would have to be fed are not stored.
-FREE = {
-    "latent": {"kind": "rel_rms", "value": 0.15},
-    "index_k": {"kind": "rel_rms", "value": 0.15},
-    "select": {"kind": "statistic", "metric": "overlap_fraction_min", "value": 0.9},
-    "candidates": {"kind": "statistic", "metric": "match_fraction_min", "value": 0.95},
-    "router.ids": {"kind": "statistic", "metric": "match_fraction_min", "value": 0.95},
-    "router.weights": {"kind": "statistic", "metric": "match_fraction_min", "value": 0.0},
-}

@@ -5,19 +5,18 @@ Configurations a and b run in the library's order (most of the trace is then exa
 """
 
 import pytest
-import torch
 
 from deepinfer.ops.formats import decode_record
 from tests.golden.library_order import library_order
 from tests.golden.runs import Session
-from tests.golden.traces import candidates, index_scores, router
+from tests.golden.traces import candidates, router
 
 pytestmark = pytest.mark.golden
 
 VALUES = {"kind": "rel_rms", "value": 0.15}
 WEIGHTS = {"kind": "rel_rms", "value": 0.3}
 CHOICES = {"kind": "statistic", "metric": "match_fraction_min", "value": 0.9}
-SELECTIONS = {"kind": "statistic", "metric": "overlap_fraction_min", "value": 0.8}
+SELECTIONS = {"kind": "statistic", "metric": "overlap_fraction_min", "value": 0.7}
 BYTES = {"kind": "statistic", "metric": "mismatch_fraction_max", "value": 0.5}
 EXACT = "primary_layer_same_rounding"
 CASES = [(config, sequence) for config in "ab" for sequence in ("s0", "s2")]
@@ -64,7 +63,7 @@ def test_selections_and_candidates(free):
 
 
 def test_configuration_a_is_exact_in_the_librarys_order(free):
-    """Selections, candidates, experts, latents and keys of s0 and s2 by the limits for fed layers."""
+    """All choices and stored entries of s0 and s2, by the limits that hold for fed layers."""
     golden, session, observed, sequence = free
     if golden.manifest["config"] != "a":
         pytest.skip("one code flips in b")

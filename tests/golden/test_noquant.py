@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.golden.runs import Session
+
 pytestmark = pytest.mark.golden
 
 CASES = [(config, sequence) for config in "abd" for sequence in ("s0", "s1", "s2")]
@@ -49,9 +51,7 @@ def test_residual_streams_after_every_layer(config, runs):
 
 @pytest.mark.parametrize("config", list("abd"))
 def test_one_shot_prefill_equals_decoding_row_by_row(config, runs):
-    """The same tokens, prefilled at once instead of decoded: same logits, selections and experts."""
-    from tests.golden.runs import Session
-
+    """The same tokens, prefilled at once instead of decoded: same logits, same selections."""
     run = runs.noquant(config, "s1")
     network = runs.model(config, "noquant").network
     ids = runs.model(config, "noquant").prompt("s1") + run.tokens

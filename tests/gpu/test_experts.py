@@ -6,6 +6,7 @@ from torch import Tensor
 
 from deepinfer.bench import cases
 from deepinfer.ops.experts import ExpertWeights, experts
+from deepinfer.ops.experts.packing import pack
 from deepinfer.ops.experts.plan import Tile, Tiles
 from deepinfer.ops.formats import Fp4Weight, Quantised, quantise_fp8
 
@@ -28,7 +29,7 @@ def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def compare(x: Quantised, ids: Tensor, share: Tensor, weights: ExpertWeights) -> Tensor:
-    packed = kernels.pack(weights)
+    packed = pack(weights)
     poisoned()
     found = kernels.experts(x, ids, share, packed, limit=LIMIT)
     wanted = experts.reference(x, ids, share, weights, limit=LIMIT)
@@ -82,7 +83,7 @@ def test_zero_rows_and_any_size_of_input(gpu, size):
 
 
 def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
-    weights = kernels.pack(cases.expert_weights(48, HIDDEN, INNER, gpu.device))
+    weights = pack(cases.expert_weights(48, HIDDEN, INNER, gpu.device))
     tokens = 4096
     x = cases.activations(tokens, HIDDEN, gpu.device)
     ids, share = cases.routing(tokens, 48, 6, gpu.device)
@@ -100,7 +101,7 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
 @pytest.mark.parametrize("width", [16, 64, 128])
 @pytest.mark.parametrize("rows", [64, 128, 256])
 def test_tiles_change_no_bits(gpu, rows, width):
-    weights = kernels.pack(cases.expert_weights(6, HIDDEN, INNER, gpu.device))
+    weights = pack(cases.expert_weights(6, HIDDEN, INNER, gpu.device))
     x = cases.activations(100, HIDDEN, gpu.device)
     ids, share = cases.routing(100, 6, 6, gpu.device)
     small, tile = Tile(128, 16, 4, 4), Tile(rows, width, max(4, rows // 32), 3)
@@ -111,10 +112,11 @@ def test_tiles_change_no_bits(gpu, rows, width):
 
 def test_packing_keeps_the_bytes_and_refuses_too_large_scales(gpu):
     weights = cases.expert_weights(2, HIDDEN, INNER, gpu.device)
-    packed = kernels.pack(weights)
+    packed = pack(weights)
     size = sum(t.nbytes for w in weights for t in w)
     assert sum(t.nbytes for w in (packed.w13, packed.w2) for t in w) == size
+    assert isinstance(weights.w2, Fp4Weight)
     scale = weights.w2.scale.clone()
     scale[1, 2, 3] = 161
     with pytest.raises(ValueError, match="161"):
-        kernels.pack(ExpertWeights(weights.w13, Fp4Weight(weights.w2.codes, scale)))
+        pack(ExpertWeights(weights.w13, Fp4Weight(weights.w2.codes, scale)))

@@ -34,6 +34,8 @@ def test_results_agree_with_the_reference(gpu, tokens, with_pending):
         )
     torch.testing.assert_close(found.hidden, wanted.hidden, rtol=2**-7, atol=1e-6)
     assert found.hidden.ne(wanted.hidden).double().mean() < 1e-3
+    assert found.quantised is not None
+    assert wanted.quantised is not None
     same = found.quantised.codes.eq(wanted.quantised.codes).double().mean()
     assert same > 0.999
     error = dequantise_fp8(found.quantised) - found.hidden.float()
@@ -66,5 +68,7 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
         wanted = whole.rows(rows)
         for name in ("streams", "pre", "post", "comb", "hidden"):
             torch.testing.assert_close(getattr(part, name), getattr(wanted, name), rtol=0, atol=0)
+        assert part.quantised is not None
+        assert wanted.quantised is not None
         assert torch.equal(part.quantised.codes, wanted.quantised.codes)
         assert torch.equal(part.quantised.scale, wanted.quantised.scale)

@@ -2,14 +2,13 @@
 
 Four launches: sort the (token, choice) pairs by expert and decode the input; gate and up with the
 activation and its FP8 rounding; down; sum by ascending expert. Products of decoded codes are exact
-in bf16 and are added in fp32, in one order for every batch. Each kernel is launched while the one
-before ends (programmatic dependent launch) and waits where it first reads results. Knows nothing
-of how experts are chosen. Meaning: reference.py.
+in bf16 and are added in fp32, in one order for every batch. Knows nothing of how experts are
+chosen. Meaning: reference.py.
 """
+# Triton is optional and untyped: a checker may not find it.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -19,92 +18,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from deepinfer.ops.experts.packing import PackedExperts
 from deepinfer.ops.experts.plan import Tiles, choose, most_tiles
-from deepinfer.ops.experts.reference import ExpertWeights
-from deepinfer.ops.formats import Fp4Weight, Quantised
+from deepinfer.ops.formats import Quantised
 
-_LARGEST_SCALE = 160  # E8M0 byte; a larger one would overflow the bf16 multiplier in `_DECODE`
 _SORT_ROWS = 64  # (token, choice) pairs that one program of `_prepare` places
 _DECODE_COLUMNS = 1024
-
-
-class PackedExperts(NamedTuple):
-    """Both matrices in the order in which threads read them; see `pack_matrix`."""
-
-    w13: Fp4Weight
-    w2: Fp4Weight
-    inner: int
-
-
-def _slabs(rows: Tensor) -> Tensor:
-    """Rows [gate; up] -> slabs of 8 gate and 8 up rows, which one thread holds side by side."""
-    return rows.unflatten(0, (2, -1, 8)).transpose(0, 1).flatten(0, 2)
-
-
-def _fields(codes: Tensor) -> Tensor:
-    """Four codes [..., 2 halves of K, 2 rows] -> one 16-bit field that `_DECODE` takes apart."""
-    sign, size = (codes >> 3).to(torch.int32), (codes & 7).to(torch.int32)
-    first = (sign[..., 0, 0] << 15) | (size[..., 0, 0] << 6)
-    second = (sign[..., 0, 1] << 12) | (size[..., 0, 1] << 3)
-    third = (sign[..., 1, 0] << 9) | size[..., 1, 0]
-    high, low = size[..., 1, 1] >> 2, size[..., 1, 1] & 3
-    fourth = (sign[..., 1, 1] << 14) | (high << 13) | (low << 10)
-    return (first | second | third | fourth).to(torch.int16)
-
-
-def pack_matrix(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Reorder one FP4 matrix so that a thread's part of a tile is 16 neighbouring bytes.
-
-    Rows go in blocks of 64, columns in steps of 128 of two chunks of 64; a chunk's first and second
-    32 columns share a word. The order inside a block is that of wgmma's A operand in registers.
-
-    Args:
-        codes: [out, K / 2] uint8, out a multiple of 64, K of 128.
-        scale: [out, K / 32] uint8.
-
-    Returns:
-        codes [out / 64, K / 128, 2, 128, 16] uint8; scales [out / 64, K / 128, 64] int32, four
-        bytes a row and step.
-
-    Raises:
-        ValueError: a scale byte is too large for the kernel, or a size does not fit the tiles.
-    """
-    out, columns = codes.shape[0], 2 * codes.shape[1]
-    if out % 64 or columns % 128:
-        raise ValueError(f"experts: [{out}, {columns}] is no multiple of [64, 128]; use reference")
-    if int(scale.max()) > _LARGEST_SCALE:
-        raise ValueError(
-            f"experts: FP4 scale byte {int(scale.max())} is above {_LARGEST_SCALE}; use reference"
-        )
-    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-    # axes: block, 4 warps, row bit 3, 8 rows | step, chunk, half, 4 words, 4 lanes, parity
-    split = nibbles.view(out // 64, 4, 2, 8, columns // 128, 2, 2, 4, 4, 2)
-    words = _fields(split.permute(0, 4, 5, 1, 3, 8, 7, 9, 6, 2))
-    packed = words.contiguous().view(torch.uint8).view(out // 64, columns // 128, 2, 128, 16)
-    steps = scale.view(out // 64, 64, columns // 128, 4).transpose(1, 2).contiguous()
-    return packed, steps.view(torch.int32).squeeze(-1)
-
-
-def pack(weights: ExpertWeights) -> PackedExperts:
-    """Stacked FP4 experts in kernel order; as many bytes as before.
-
-    Raises:
-        ValueError: the weights are not FP4, or `pack_matrix` refuses one.
-    """
-    w13, w2 = weights.w13, weights.w2
-    if not (isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight)):
-        raise ValueError("experts: the triton kernels take FP4 weights only; use reference")
-    packed13 = [
-        pack_matrix(_slabs(c), _slabs(s)) for c, s in zip(w13.codes, w13.scale, strict=True)
-    ]
-    packed2 = [pack_matrix(c, s) for c, s in zip(w2.codes, w2.scale, strict=True)]
-    return PackedExperts(
-        Fp4Weight(*(torch.stack(part) for part in zip(*packed13, strict=True))),
-        Fp4Weight(*(torch.stack(part) for part in zip(*packed2, strict=True))),
-        w2.codes.shape[-1] * 2,
-    )
+_LEAST_COLUMNS = 512  # four steps, so that the copies ahead never pass the end
 
 
 @triton.jit
@@ -126,7 +47,6 @@ def _prepare(
     BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Programs below `sorters` place pairs and name tiles; the others decode the input to bf16."""
-    gdc_wait()
     program = tl.program_id(0)
     if program >= sorters:
         blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
@@ -169,7 +89,7 @@ def _prepare(
     tl.store(rows_ptr + entry, tl.minimum(size, WIDTH), entry < tiles)
 
 
-# One word: for each of two columns (its halves) four codes: columns k and k + 32 of rows r, r + 8.
+# One word, as `packing` makes it: for two columns (its halves) columns k, k + 32 of rows r, r + 8.
 # A code's exponent and mantissa land on bf16 bits 8..6, so that it reads 2^-126 too small; the
 # multiplier 2^(scale + 94) leaves a factor 2^-32, which the epilogue takes back exactly.
 _DECODE = gl.constexpr("""
@@ -196,20 +116,14 @@ _OPERANDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
 
 
 @gluon.jit
-def _fetch_weights(words, scales, w_ptr, s_ptr, step, slot):
-    """Start the copies of one step of 128 columns of the weight into buffer `slot`."""
+def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, step, slot):
+    """Start the copies of one step of 128 columns into buffer `slot`."""
     for c in gl.static_range(2):
         codes = w_ptr + (step * 4096 + c * 2048)
         async_copy.async_copy_global_to_shared(words.index(slot * 2 + c), codes)
-    async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step * 64)
-
-
-@gluon.jit
-def _fetch_input(xs, x_ptr, x_offset, x_used, step, slot):
-    """The same for the input; closes the group of copies."""
-    for c in gl.static_range(2):
         columns = x_ptr + (x_offset + (step * 128 + c * 64))
         async_copy.async_copy_global_to_shared(xs.index(slot * 2 + c), columns, mask=x_used)
+    async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step * 64)
     async_copy.commit_group()
 
 
@@ -256,19 +170,15 @@ def _product(
     s_ptr = s_ptr + (row // 64 * (steps * 64) + row % 64)
     x_offset = (x_row * K)[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :]
 
-    # The weights do not depend on the kernel before, so their copies start before it has ended.
     for s in gl.static_range(STAGES - 1):
-        _fetch_weights(words, scales, w_ptr, s_ptr, s, s)
-    gdc_wait()
-    for s in gl.static_range(STAGES - 1):
-        _fetch_input(xs, x_ptr, x_offset, x_used, s, s)
+        _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, s, s)
     total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
     for step in range(steps):
         async_copy.wait_group(STAGES - 2)
         ahead = step + STAGES - 1
         if ahead < steps:
-            _fetch_weights(words, scales, w_ptr, s_ptr, ahead, ahead % STAGES)
-            _fetch_input(xs, x_ptr, x_offset, x_used, ahead, ahead % STAGES)
+            to = ahead % STAGES
+            _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, ahead, to)
         else:
             async_copy.commit_group()
         slot = step % STAGES
@@ -279,7 +189,6 @@ def _product(
             x = xs.index(slot * 2 + c).permute((1, 0))
             total = warpgroup_mma(a, x, total, is_async=True)
         total = warpgroup_mma_wait(0, [total])
-    gdc_launch_dependents()  # not earlier: waiting programs would crowd some processors
     return total * 4294967296.0
 
 
@@ -305,7 +214,6 @@ def _gate_up(
     ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """h = FP8-rounded bf16(silu(gate) * up * routing weight), a row per sorted pair."""
-    gdc_wait()
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
     expert = gl.load(expert_ptr + tile)
@@ -353,11 +261,7 @@ def _down(
     K: gl.constexpr, OUT: gl.constexpr,
     ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """y = bf16(h w2^T), a row per sorted pair.
-
-    May start while `_gate_up` ends: the tile table is older, and `_product` waits before it reads
-    h.
-    """
+    """y = bf16(h w2^T), a row per sorted pair."""
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
     expert = gl.load(expert_ptr + tile)
@@ -381,7 +285,6 @@ def _combine(
     y_ptr, place_ptr, out_ptr, SIZE: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """out[token] = sum of its rows in ascending place, hence in ascending expert id."""
-    gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     choice = tl.arange(0, triton.next_power_of_2(CHOICES))
@@ -418,28 +321,25 @@ def launch(
     sorters = triton.cdiv(entries, _SORT_ROWS)
     decoders = tokens * triton.cdiv(hidden, _DECODE_COLUMNS)
     _prepare[(sorters + decoders,)](
-        x.codes, x.scale, plain, topk_idx, order, place, expert, first, rows,
+        x.codes, x.scale, plain, topk_idx.contiguous(), order, place, expert, first, rows,
         entries, sorters, count, hidden, experts, triton.next_power_of_2(experts + 1), width,
-        _SORT_ROWS, _DECODE_COLUMNS, num_warps=4, launch_pdl=True,
+        _SORT_ROWS, _DECODE_COLUMNS, num_warps=4,
     )  # fmt: skip
     h = torch.empty((entries, inner), dtype=torch.bfloat16, device=device)
     tile = tiles.gate_up
     _gate_up[(2 * inner // tile.rows, count)](
-        plain, weights.w13.codes, weights.w13.scale, order, expert, first, rows, topk_weights, h,
-        limit, choices, hidden, inner, tile.rows, width, tile.stages, num_warps=tile.warps,
-        launch_pdl=True,
+        plain, weights.w13.codes, weights.w13.scale, order, expert, first, rows,
+        topk_weights.contiguous(), h, limit, choices, hidden, inner,
+        tile.rows, width, tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     y = torch.empty((entries, hidden), dtype=torch.bfloat16, device=device)
     tile = tiles.down
     _down[(hidden // tile.rows, count)](
         h, weights.w2.codes, weights.w2.scale, expert, first, rows, y,
         inner, hidden, tile.rows, width, tile.stages, num_warps=tile.warps,
-        launch_pdl=True,
     )  # fmt: skip
     out = torch.empty((tokens, hidden), dtype=torch.float32, device=device)
-    _combine[(tokens, triton.cdiv(hidden, 1024))](
-        y, place, out, hidden, choices, 1024, num_warps=4, launch_pdl=True
-    )
+    _combine[(tokens, triton.cdiv(hidden, 1024))](y, place, out, hidden, choices, 1024, num_warps=4)
     return out
 
 
@@ -457,7 +357,7 @@ def experts(
         x: [tokens, d] as a contiguous FP8 pair.
         topk_idx: [tokens, k] int32 or int64 expert ids, distinct in a row, -1 = none.
         topk_weights: [tokens, k] fp32 routing weights.
-        weights: what `pack` returned.
+        weights: what `packing.pack` returned.
         limit: config key `swiglu_limit`.
 
     Returns:
@@ -481,6 +381,8 @@ def refuses(*, arch: str, hidden: int, inner: int, quantised: bool, **_facts: ob
         return f"written for sm90, not {arch}"
     if not quantised:
         return "takes FP4 weights and FP8 input only"
-    if hidden % 128 or inner % 128:
-        return f"hidden {hidden} and inner {inner} must be multiples of 128"
+    if hidden % 128 or inner % 128 or min(hidden, inner) < _LEAST_COLUMNS:
+        return (
+            f"hidden {hidden} and inner {inner} must be multiples of 128 from {_LEAST_COLUMNS} on"
+        )
     return None

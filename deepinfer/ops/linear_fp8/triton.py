@@ -1,13 +1,18 @@
-"""FP8 linear layer on Hopper: codes stay packed and become bf16 in registers, for wgmma.
+"""FP8 linear layer on Hopper: codes go to the FP8 tensor cores as stored.
 
-Products of decoded codes are exact in bf16 and are added in fp32. K is cut into segments that
-depend on the weight alone. With few tokens each segment is a program and the last to finish adds
-them; with many one program adds them itself: the same order, the same bits. Knows nothing of what
-it projects. Meaning: reference.py.
+Each group of 32 columns is one wgmma; its sum times both scales is added in fp32, so that scales
+never round. (The unit itself sums the 32 exact products with about 14 bits.) K is cut into segments
+that depend on the weight alone. With few tokens each segment is a program and a second launch adds
+them; with many one program adds them itself: the same order, the same bits. Launches overlap
+(programmatic dependent launch): the next one reads its weight while this one ends. Knows nothing
+of what it projects. Meaning: reference.py.
 """
+# Triton is optional and untyped: a checker may not find it.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -20,116 +25,65 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from deepinfer.ops.formats import Fp8Weight, Quantised
+from deepinfer.ops.formats import Fp8Weight, Quantised, quantise_fp8
 from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, Tile, choose, segments
 
-_LARGEST_SCALE = 166  # E8M0 byte; a larger one would overflow the bf16 multiplier in `_DECODE`
-_INPUT_COLUMNS = 512
+_ADD_COLUMNS = 512
+_LEAST_COLUMNS = 256  # Triton 3.6 fails to compile the loop of a single step
 
 
 class PackedLinear(NamedTuple):
-    """One weight in the order in which threads read it, and one arrival counter a row block.
+    """One weight in tiles that lie in one piece.
 
-    codes [out / 64, K / 128, 4, 128, 16] uint8; scale [out / 32, K / 128] int32, four bytes a step;
-    arrivals [out / 64] int32, zero between calls: calls with one weight must not overlap.
+    codes [out / 64, K / 128, 64, 128] uint8; scale [out / 32, K / 128] int32, four bytes a step.
     """
 
     codes: Tensor
     scale: Tensor
-    arrivals: Tensor
 
 
 def pack(weight: Fp8Weight | Tensor) -> PackedLinear:
-    """Reorder a weight so that a thread's part of a tile is 16 neighbouring bytes.
-
-    Rows go in blocks of 64, columns in steps of 128 = four groups of 32; the order inside is that
-    of wgmma's A operand in registers, with the codes of rows r and r + 8 in one half-word.
+    """Cut a weight into tiles of 64 rows and 128 columns; no code changes.
 
     Args:
-        weight: codes [out, K], out a multiple of 64, K of 128.
+        weight: codes [out, K], out a multiple of 64, K of 128 and at least 256.
 
     Raises:
-        ValueError: the weight is not FP8, a scale is too large or a size does not fit.
+        ValueError: the weight is not FP8, or a size does not fit the tiles.
     """
     if not isinstance(weight, Fp8Weight):
         raise ValueError("linear_fp8: the triton kernel takes FP8 weights only; use reference")
     out, columns = weight.codes.shape
-    if out % 64 or columns % 128:
-        raise ValueError(f"linear_fp8: [{out}, {columns}] is no multiple of [64, 128]")
-    largest = int(weight.scale.max())
-    if largest > _LARGEST_SCALE:
-        raise ValueError(f"linear_fp8: scale byte {largest} is above {_LARGEST_SCALE}")
-    # axes: block, 4 warps, row bit 3, 8 rows | step, group, 4 words, 4 lanes, parity
-    split = weight.codes.view(out // 64, 4, 2, 8, columns // 128, 4, 4, 4, 2)
-    codes = split.permute(0, 4, 5, 1, 3, 7, 6, 8, 2).flip(-1)  # row r in the high byte
-    codes = codes.contiguous().view(out // 64, columns // 128, 4, 128, 16)
+    if out % 64 or columns % 128 or columns < _LEAST_COLUMNS:
+        raise ValueError(
+            f"linear_fp8: [{out}, {columns}] is no multiple of [64, 128] with at least "
+            f"{_LEAST_COLUMNS} columns; use reference"
+        )
+    codes = weight.codes.view(out // 64, 64, columns // 128, 128).transpose(1, 2).contiguous()
     scale = weight.scale.contiguous().view(torch.int32)
-    arrivals = torch.zeros(out // 64, dtype=torch.int32, device=codes.device)
-    return PackedLinear(codes, scale, arrivals)
-
-
-# One word: two columns (its halves), rows r (high bytes) and r + 8. Exponent and mantissa land on
-# bf16 bits 10..4, so that a code reads 2^-120 too small; the multiplier 2^(scale + 88) leaves a
-# factor 2^-32, which the end takes back exactly.
-_DECODE = gl.constexpr("""
-{
-.reg .b32 t, u;
-and.b32 t, $2, 0x80008000;
-shr.u32 u, $2, 4;
-lop3.b32 $0, u, 0x07F007F0, t, 0xEA;
-shl.b32 t, $2, 8;
-and.b32 t, t, 0x80008000;
-shl.b32 u, $2, 4;
-lop3.b32 $1, u, 0x07F007F0, t, 0xEA;
-mul.rn.bf16x2 $0, $0, $3;
-mul.rn.bf16x2 $1, $1, $5;
-}
-""")
-_OPERANDS = gl.constexpr("=&r,=&r,r,r,r,r,r")
-
-
-@triton.jit
-def _decode_input(codes_ptr, scale_ptr, x_ptr, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """FP8 pair -> bf16, exact."""
-    gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    code = tl.load(codes_ptr + token * K + column, column < K, 0)
-    byte = tl.load(scale_ptr + token * (K // 32) + column // 32, column < K, 127)
-    size = (byte.to(tl.int32) << 23).to(tl.float32, bitcast=True)
-    value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * size
-    tl.store(x_ptr + token * K + column, value.to(tl.bfloat16), column < K)
+    codes[-1, -1, -1, -1].item()  # waits for the copy: `_linear` reads weights before it waits
+    return PackedLinear(codes, scale)
 
 
 @gluon.jit
-def _fetch_weight(words, w_ptr, step, slot):
-    """Start the copies of one step of 128 columns of the weight into buffer `slot`."""
-    for part in gl.static_range(4):
-        codes = w_ptr + (step * 8192 + part * 2048)
-        async_copy.async_copy_global_to_shared(words.index(slot * 4 + part), codes)
-
-
-@gluon.jit
-def _fetch_input(xs, x_ptr, x_used, step, slot):
-    """The same for the input; closes the group of copies."""
-    for c in gl.static_range(2):
-        columns = x_ptr + (step * 128 + c * 64)
-        async_copy.async_copy_global_to_shared(xs.index(slot * 2 + c), columns, mask=x_used)
+def _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, step, slot):
+    """Start the copies of one step of the input into buffer `slot`; closes the group of copies."""
+    async_copy.async_copy_global_to_shared(xs.index(slot), x_ptr + step * 128, mask=x_used)
+    async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step, mask=s_used)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _decoded(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
-    """Packed group [ROWS * 2, 16] -> bf16 [ROWS, 32] in wgmma's register order, no data moved."""
-    codes = words.reshape([ROWS // 64, 4, 8, 4, 4, 2, 2]).permute((0, 1, 5, 2, 4, 3, 6))
-    codes = gl.convert_layout(codes.reshape([ROWS, 32]), layout, assert_trivial=True)
-    times = ((scale & 255) * 0x00800080 + 88 * 0x00800080)[:, None]
-    return gl.inline_asm_elementwise(_DECODE, _OPERANDS, [codes, times], gl.bfloat16, True, 4)
+def _times(x_scale, w_scale, group: gl.constexpr):
+    """Product of both scales of a group, [rows, tokens] fp32."""
+    x = (((x_scale >> (8 * group)) & 255) << 23).to(gl.float32, bitcast=True)
+    w = (((w_scale >> (8 * group)) & 255) << 23).to(gl.float32, bitcast=True)
+    return w[:, None] * x[None, :]
 
 
 @gluon.jit(do_not_specialize=["tokens"])
 def _linear(
-    x_ptr, w_ptr, scale_ptr, arrivals_ptr, part_ptr, out_ptr, tokens,
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, part_ptr, out_ptr, tokens,
     K: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
     STAGES: gl.constexpr, SEGMENTS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
@@ -138,66 +92,70 @@ def _linear(
     all_steps: gl.constexpr = K // 128
     segment: gl.constexpr = all_steps // SEGMENTS
     steps: gl.constexpr = segment if SPLIT else all_steps
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [warps, 1], [1, 0])
-    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    words = gl.allocate_shared_memory(gl.uint8, [STAGES * 4, ROWS * 2, 16], plain)
-    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, TOKENS, 64], swizzled)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 32])
+    copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])
+    line: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
+    swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
+    ws = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, ROWS, 128], swizzled)
+    xs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, TOKENS, 128], swizzled)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    scales = gl.allocate_shared_memory(gl.int32, [STAGES, TOKENS], plain)
     block, tile = gl.program_id(0), gl.program_id(1)
     start = gl.program_id(2) * segment if SPLIT else 0
 
-    thread = gl.arange(0, ROWS * 2, gl.SliceLayout(1, bytes_layout))
-    byte = gl.arange(0, 16, gl.SliceLayout(0, bytes_layout))
+    column = gl.arange(0, 128, gl.SliceLayout(0, copy))
+    r = gl.arange(0, ROWS, gl.SliceLayout(1, copy))
     w_ptr += block.to(gl.int64) * (ROWS * K) + start * 8192
-    w_ptr = w_ptr + ((thread // 128 * (64 * K) + thread % 128 * 16)[:, None] + byte[None, :])
-    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, a_layout))
-    scale_ptr = scale_ptr + (row // 32 * all_steps + start)
-    n = tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout))
-    x_used = (n < tokens)[:, None]
-    column = gl.arange(0, 64, gl.SliceLayout(0, x_layout))
+    w_ptr = w_ptr + ((r // 64 * (64 * K) + r % 64 * 128)[:, None] + column[None, :])
+    n = tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(1, copy))
     x_ptr = x_ptr + ((n * K + start * 128)[:, None] + column[None, :])
+    m = tile * TOKENS + gl.arange(0, TOKENS, line)
+    s_ptr = x_scale_ptr + (m * all_steps + start)
+    x_used, s_used = (n < tokens)[:, None], m < tokens
+    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
+    w_scale_ptr = w_scale_ptr + (row // 32 * all_steps + start)
 
     # The weight does not depend on the kernel before, so its copies start before that has ended.
+    gdc_launch_dependents()
     for s in gl.static_range(STAGES - 1):
         if s < steps:
-            _fetch_weight(words, w_ptr, s, s)
-    following = gl.load(scale_ptr)
+            async_copy.async_copy_global_to_shared(ws.index(s), w_ptr + s * 8192)
+    following = gl.load(w_scale_ptr)
     gdc_wait()
     for s in gl.static_range(STAGES - 1):
         if s < steps:
-            _fetch_input(xs, x_ptr, x_used, s, s)
+            _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, s, s)
         else:
             async_copy.commit_group()
-    total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
-    part = total
+    none = gl.zeros([ROWS, TOKENS], gl.float32, mma)
+    total = none
+    part = none
     for step in range(steps):
         async_copy.wait_group(STAGES - 2)
-        scale, slot = following, step % STAGES
+        w_scale, slot = following, step % STAGES
         ahead = step + STAGES - 1
         if ahead < steps:
-            _fetch_weight(words, w_ptr, ahead, ahead % STAGES)
-            _fetch_input(xs, x_ptr, x_used, ahead, ahead % STAGES)
+            w_slot = ws.index(ahead % STAGES)
+            async_copy.async_copy_global_to_shared(w_slot, w_ptr + ahead * 8192)
+            _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, ahead, ahead % STAGES)
         else:
             async_copy.commit_group()
-        following = gl.load(scale_ptr + gl.minimum(step + 1, steps - 1))
-        for c in gl.static_range(2):
-            low = words.index(slot * 4 + c * 2).load(bytes_layout)
-            high = words.index(slot * 4 + c * 2 + 1).load(bytes_layout)
-            low = _decoded(low, scale >> (16 * c), ROWS, a_layout)
-            high = _decoded(high, scale >> (16 * c + 8), ROWS, a_layout)
-            a = gl.join(low, high).permute((0, 2, 1)).reshape([ROWS, 64])
-            a = gl.convert_layout(a, a_layout, assert_trivial=True)
-            x = xs.index(slot * 2 + c).permute((1, 0))
-            part = warpgroup_mma(a, x, part, is_async=True)
-        part = warpgroup_mma_wait(0, [part])
+        following = gl.load(w_scale_ptr + gl.minimum(step + 1, steps - 1))
+        x_scale = scales.index(slot).load(gl.SliceLayout(0, mma))
+        w, x = ws.index(slot), xs.index(slot)
+        for first in gl.static_range(0, 4, 2):
+            w0, x0 = w.slice(32 * first, 32, 1), x.slice(32 * first, 32, 1)
+            w1, x1 = w.slice(32 * first + 32, 32, 1), x.slice(32 * first + 32, 32, 1)
+            near = warpgroup_mma(w0, x0.permute((1, 0)), none, use_acc=False, is_async=True)
+            far = warpgroup_mma(w1, x1.permute((1, 0)), none, use_acc=False, is_async=True)
+            near = warpgroup_mma_wait(1, [near])
+            part += near * _times(x_scale, w_scale, first)
+            far = warpgroup_mma_wait(0, [far])
+            part += far * _times(x_scale, w_scale, first + 1)
         if not SPLIT and SEGMENTS > 1:  # noqa: SIM102 - the outer test is a constant
             if step % segment == segment - 1:
                 total += part
-                part = gl.zeros([ROWS, TOKENS], gl.float32, mma)
-    gdc_launch_dependents()  # not earlier: waiting programs would crowd some processors
+                part = none
     if not SPLIT and SEGMENTS > 1:
         part = total
 
@@ -208,18 +166,22 @@ def _linear(
     inside = (token < tokens)[None, :]
     value = gl.convert_layout(part, layout)
     if SPLIT and SEGMENTS > 1:
-        size = tokens.to(gl.int64) * OUT
-        mine = part_ptr + gl.program_id(2) * size
-        gl.store(mine + at, value, inside, cache_modifier=".cg")
-        gl.thread_barrier()
-        arrived = gl.atomic_add(arrivals_ptr + block, 1, sem="acq_rel")
-        if arrived < SEGMENTS - 1:
-            return
-        value = gl.zeros([ROWS, TOKENS], gl.float32, layout)
-        for s in gl.static_range(SEGMENTS):
-            value += gl.load(part_ptr + (s * size + at), inside, 0.0, cache_modifier=".cg")
-        gl.store(arrivals_ptr + block, 0)
-    gl.store(out_ptr + at, (value * 4294967296.0).to(gl.bfloat16), inside)
+        segment_part = part_ptr + gl.program_id(2) * (tokens.to(gl.int64) * OUT)
+        gl.store(segment_part + at, value, inside)
+    else:
+        gl.store(out_ptr + at, value.to(gl.bfloat16), inside)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _add(part_ptr, out_ptr, size, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
+    """out = bf16 of the sum of the segments, first to last."""
+    gdc_wait()
+    gdc_launch_dependents()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for s in tl.static_range(SEGMENTS):
+        total += tl.load(part_ptr + s * size.to(tl.int64) + at, at < size, 0.0)
+    tl.store(out_ptr + at, total.to(tl.bfloat16), at < size)
 
 
 def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor:
@@ -232,16 +194,18 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
     y = torch.empty((tokens, out), dtype=torch.bfloat16, device=device)
     sums = count if split and count > 1 else 0
     parts = torch.empty((sums, tokens, out), dtype=torch.float32, device=device)
-    plain = torch.empty((tokens, columns), dtype=torch.bfloat16, device=device)
-    _decode_input[(tokens, triton.cdiv(columns, _INPUT_COLUMNS))](
-        x.codes, x.scale, plain, columns, _INPUT_COLUMNS, num_warps=2, launch_pdl=True
-    )
     grid = (out // tile.rows, triton.cdiv(tokens, tile.tokens), count if split else 1)
     _linear[grid](
-        plain, weight.codes, weight.scale, weight.arrivals, parts, y, tokens,
+        x.codes.view(torch.float8_e4m3fn), x.scale.view(torch.int32),
+        weight.codes.view(torch.float8_e4m3fn), weight.scale, parts, y, tokens,
         columns, out, tile.rows, tile.tokens, tile.stages, count, split,
-        num_warps=tile.warps, launch_pdl=True,
+        num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=True,
     )  # fmt: skip
+    if sums:
+        size = tokens * out
+        _add[(triton.cdiv(size, _ADD_COLUMNS),)](
+            parts, y, size, count, _ADD_COLUMNS, num_warps=4, launch_pdl=True
+        )
     return y
 
 
@@ -249,30 +213,34 @@ def linear_fp8(x: Tensor | Quantised, weight: PackedLinear) -> Tensor:
     """As the reference, with a packed weight.
 
     Args:
-        x: [tokens, K] as a contiguous FP8 pair.
+        x: [tokens, K] as a contiguous FP8 pair, or plain (it is then quantised).
         weight: what `pack` returned.
 
     Returns:
         [tokens, out] bf16.
 
     Raises:
-        ValueError: `x` is plain, or the step has too many tokens for 32-bit offsets.
+        ValueError: the step has too many tokens for 32-bit offsets.
     """
-    if not isinstance(x, Quantised):
-        raise ValueError("linear_fp8: the triton kernel takes an FP8 pair; use reference")
-    tokens, columns = x.codes.shape
+    pair = x if isinstance(x, Quantised) else quantise_fp8(x)
+    tokens, columns = pair.codes.shape
     out = weight.scale.shape[0] * 32
     if tokens == 0:
-        return torch.empty((0, out), dtype=torch.bfloat16, device=x.codes.device)
-    return launch(x, weight, choose(tokens), segments(out, columns))
+        return torch.empty((0, out), dtype=torch.bfloat16, device=pair.codes.device)
+    return launch(pair, weight, choose(tokens), segments(out, columns))
 
 
-def refuses(*, arch: str, columns: int, out: int, quantised: bool, **_facts: object) -> str | None:
-    """None if this kernel serves, else why not; facts as `Op.bind` passes them."""
+def refuses(
+    *, arch: str, quantised: bool, linear_shapes: Iterable[tuple[int, int]], **_facts: object
+) -> str | None:
+    """None if this kernel serves all matrices [out, K] of the model, else why not."""
     if arch != "sm90":
         return f"written for sm90, not {arch}"
     if not quantised:
         return "takes FP8 weights and input only"
-    if columns % 128 or out % 64:
-        return f"[{out}, {columns}] is no multiple of [64, 128]"
+    for out, columns in linear_shapes:
+        if out % 64 or columns % 128 or columns < _LEAST_COLUMNS:
+            return (
+                f"[{out}, {columns}] is no multiple of [64, 128] from {_LEAST_COLUMNS} columns on"
+            )
     return None

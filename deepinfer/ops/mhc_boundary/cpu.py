@@ -34,8 +34,8 @@ def _balance(comb: NDArray[np.float32], iterations: int, eps: float) -> None:
     columns = [comb[:, k] for k in range(m)]
 
     def add(parts: list[NDArray[np.float32]]) -> None:
-        np.copyto(total, parts[0])
-        for part in parts[1:]:
+        np.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
             np.add(total, part, out=total)
 
     add(columns)
@@ -67,9 +67,7 @@ def _coefficients(
     gates = 1 / (1 + u[:, : 2 * m])
     comb = u[:, 2 * m :].T.contiguous().view(m, m, -1)
     _balance(comb.numpy(), iterations, hc_eps)
-    return Coefficients(
-        gates[:, :m] + hc_eps, 2 * gates[:, m:], comb.permute(2, 0, 1).contiguous()
-    )
+    return Coefficients(gates[:, :m] + hc_eps, 2 * gates[:, m:], comb.permute(2, 0, 1).contiguous())
 
 
 def mhc_boundary(

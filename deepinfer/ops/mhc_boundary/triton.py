@@ -5,6 +5,8 @@ coefficients, which nothing needs before the sub-layer is done: a product of the
 the projection, in fixed slices of K, and the splitting of its sums. Knows nothing of attention or
 experts. Meaning: reference.py.
 """
+# Triton is optional and untyped: a checker may not find it.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
 
@@ -24,9 +26,10 @@ _STREAMS = 4
 _COEFFICIENTS = 24  # (2 + m) m
 _ROWS = 32  # the coefficients, padded, of one of the two terms of the projection
 _COLUMNS = 1024  # columns of a step of `_advance`
+_STAGES = 3  # of its loads that are in flight
 _SLICE = 512  # columns a program of `_project` sums; the slices fix the order of every sum
 _PROJECT_TOKENS = 64
-_SPLIT_TOKENS = 4
+_SPLIT_TOKENS = 2
 
 
 class PackedHyper(NamedTuple):
@@ -72,6 +75,7 @@ def _advance(
     x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr,
     new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
     HIDDEN: tl.constexpr, PENDING: tl.constexpr, QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One token: new streams, collapse, norm, FP8; and the sum of squares of the new streams."""
     gdc_wait()
@@ -88,7 +92,7 @@ def _advance(
         b0, b1, b2, b3 = _four(comb_ptr + token * 16 + 4)
         c0, c1, c2, c3 = _four(comb_ptr + token * 16 + 8)
         d0, d1, d2, d3 = _four(comb_ptr + token * 16 + 12)
-    for first in tl.range(0, HIDDEN, COLUMNS, num_stages=3):
+    for first in tl.range(0, HIDDEN, COLUMNS, num_stages=STAGES):
         column = first + tl.arange(0, COLUMNS)
         inside = column < HIDDEN
         x0 = tl.load(x_ptr + column, inside, 0.0).to(tl.float32)
@@ -244,8 +248,8 @@ def mhc_boundary(
         # Without fusing multiply and add, so that the streams are the reference's bits.
         _advance[(tokens,)](
             streams, y, old_post, old_comb, pre, weights.norm, new, out, codes, scale, square, eps,
-            hidden, pending is not None, quantise, _COLUMNS, num_warps=4, enable_fp_fusion=False,
-            launch_pdl=True,
+            hidden, pending is not None, quantise, _COLUMNS, _STAGES,
+            num_warps=4, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
         _project[(triton.cdiv(tokens, _PROJECT_TOKENS), flat // _SLICE)](
             new, weights.fn, parts, tokens, flat, _PROJECT_TOKENS, _SLICE, 64,
@@ -253,7 +257,7 @@ def mhc_boundary(
         )  # fmt: skip
         _split[(triton.cdiv(tokens, _SPLIT_TOKENS),)](
             parts, square, weights.base, weights.scale, next_pre, post, comb, tokens, eps, hc_eps,
-            flat, flat // _SLICE, iterations, _SPLIT_TOKENS, num_warps=2, launch_pdl=True,
+            flat, flat // _SLICE, iterations, _SPLIT_TOKENS, num_warps=1, launch_pdl=True,
         )  # fmt: skip
     pair = Quantised(codes, scale) if quantise else None
     return Boundary(new, next_pre, post, comb, out, pair)
@@ -263,8 +267,8 @@ def refuses(
     *, arch: str, hidden: int, streams: int, quantised: bool, **_facts: object
 ) -> str | None:
     """None if these kernels serve, else why not; facts as `Op.bind` passes them."""
-    if not arch.startswith("sm9"):
-        return f"measured on sm90 only, not {arch}"
+    if arch != "sm90":
+        return f"written for sm90, not {arch}"
     if not quantised:
         return "takes bf16 streams only"
     if streams != _STREAMS or _STREAMS * hidden % _SLICE:

@@ -19,8 +19,8 @@ from deepinfer.ops.sample.rules import constrain, forced_ids
 from deepinfer.ops.sample.state import NO_LOGPROBS, SamplerState
 from deepinfer.step import FLAG_EMPTY, FLAG_NAN
 
-# Elements of one [rows, vocab] intermediate: the cache of a core, or 256 MB of int64.
-_CHUNK_CPU = 1 << 19
+# Elements of one [rows, vocab] intermediate: what a core has in its cache, or 256 MB of int64.
+_CHUNK_CPU = 1 << 16
 _CHUNK_DEVICE = 1 << 25
 
 
@@ -29,7 +29,8 @@ class Sampled(NamedTuple):
 
     tokens [n] int64, -1 = none; flags [n] int32, 0, FLAG_NAN or FLAG_EMPTY of `step`; logprobs,
     None if no row asks for them; law [n, vocab] fp32, the distribution drawn from as unnormalised
-    log-probabilities (maximum 0, -inf = impossible), None unless kept.
+    log-probabilities (maximum 0, -inf = impossible; certain for greedy and forced rows), None
+    unless kept.
     """
 
     tokens: Tensor
@@ -113,13 +114,19 @@ def _sample_some(
     logprobs = None
     if state.uses.logprobs >= 0:
         wanted = state.logprobs[rows].masked_fill(flags > 0, NO_LOGPROBS)
-        values = raw_logprobs(logits)
-        if law is not None:
-            processed = state.processed[rows].unsqueeze(1)
-            values = torch.where(processed, raw_logprobs(law), values)
-        count = min(state.uses.logprobs, values.shape[1])
-        logprobs = limited(top_logprobs(values, chosen, count), wanted)
+        logprobs = limited(_report(logits, law, chosen, state, rows), wanted)
+    if keep_law and law is not None:
+        law = torch.where(forced.unsqueeze(1) >= 0, certain(forced.clamp(min=0), law), law)
     return Sampled(chosen, flags, logprobs, law if keep_law else None)
+
+
+def _report(
+    logits: Tensor, law: Tensor | None, chosen: Tensor, state: SamplerState, rows: Tensor
+) -> RowLogprobs:
+    values = raw_logprobs(logits)
+    if law is not None:
+        values = torch.where(state.processed[rows].unsqueeze(1), raw_logprobs(law), values)
+    return top_logprobs(values, chosen, min(state.uses.logprobs, values.shape[1]))
 
 
 def _joined(parts: list[Sampled]) -> Sampled:

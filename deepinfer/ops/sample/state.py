@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.ops.noise import NoiseKey
+from deepinfer.ops.sample.elementary import MOST_VOCAB
 from deepinfer.request import GREEDY_BELOW
-from deepinfer.step import Admit
+from deepinfer.step import Admit, RowSampling
 
 NO_LOGPROBS = -1
 _MOST = 2.0**100  # any larger factor acts the same, and fp32 holds it and its inverse
+_MOST_TOKENS = 1 << 40  # no row ever has as many
 _STOP_IDS = 8  # first width of the stop id table; doubled when a row needs more
 
 
@@ -54,7 +56,7 @@ class Uses(NamedTuple):
     penalties: bool = False
     min_tokens: bool = False
     processed: bool = False
-    logprobs: int = NO_LOGPROBS  # most entries that any row wants
+    logprobs: int = NO_LOGPROBS  # most entries that any row wants, may exceed the vocabulary
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class SamplerState:
         prompt_len: [rows] int64.
         seed: [rows] int64, 64 bits read as a signed number.
         completion: [rows] int64, sample index of the noise.
-        logprobs: [rows] int64, entries wanted, -1 = none at all.
+        logprobs: [rows] int64, entries wanted (may exceed the vocabulary), -1 = none at all.
         processed: [rows] bool, report the law that is drawn from.
         rules: what is stored as lists.
         uses: host facts.
@@ -137,19 +139,19 @@ class SamplerTable:
         state.greedy[row] = greedy
         state.temperature[row] = 1.0 if greedy else min(sampling.temperature, _MOST)
         state.top_p[row] = sampling.top_p
-        state.top_k[row] = max(sampling.top_k, 0)
+        state.top_k[row] = min(max(sampling.top_k, 0), MOST_VOCAB)
         state.log_min_p[row] = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
         state.presence[row] = sampling.presence_penalty
         state.frequency[row] = sampling.frequency_penalty
         state.repetition[row] = min(max(sampling.repetition_penalty, 1 / _MOST), _MOST)
-        state.min_tokens[row] = sampling.min_tokens
+        state.min_tokens[row] = min(sampling.min_tokens, _MOST_TOKENS)
         state.end_id[row] = admit.end_id
         padded = [*stops, *[-1] * (state.stop_ids.shape[1] - len(stops))]
         state.stop_ids[row] = torch.tensor(padded, device=self._device)
         state.prompt_len[row] = admit.prompt_len
         state.seed[row] = signed(admit.seed)
         state.completion[row] = admit.sample
-        state.logprobs[row] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
+        state.logprobs[row] = _entries_wanted(sampling)
         state.processed[row] = sampling.processed_logprobs
         self._admitted[row] = admit
         self._changed = True
@@ -199,6 +201,13 @@ def signed(seed: int) -> int:
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
+def _entries_wanted(sampling: RowSampling) -> int:
+    """Entries for a generated token, NO_LOGPROBS if none at all."""
+    if sampling.logprobs is None:
+        return NO_LOGPROBS
+    return MOST_VOCAB if sampling.logprobs < 0 else min(sampling.logprobs, MOST_VOCAB)
+
+
 def _uses(admitted: dict[int, Admit]) -> Uses:
     all_of = [admit.sampling for admit in admitted.values()]
     drawn = [s for s in all_of if s.temperature >= GREEDY_BELOW]
@@ -211,7 +220,7 @@ def _uses(admitted: dict[int, Admit]) -> Uses:
         ),
         min_tokens=any(s.min_tokens > 0 for s in all_of),
         processed=any(s.processed_logprobs and s.logprobs is not None for s in all_of),
-        logprobs=max((s.logprobs for s in all_of if s.logprobs is not None), default=NO_LOGPROBS),
+        logprobs=max((_entries_wanted(s) for s in all_of), default=NO_LOGPROBS),
     )
 
 

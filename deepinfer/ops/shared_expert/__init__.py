@@ -1,8 +1,8 @@
 """The shared expert; see reference.py for its meaning."""
 
 from deepinfer.ops.cpu_tiles import serves
-from deepinfer.ops.shared_expert import cpu
 from deepinfer.ops.registry import REFERENCE, Implementation, Op
+from deepinfer.ops.shared_expert import cpu
 from deepinfer.ops.shared_expert.reference import SharedWeights
 from deepinfer.ops.shared_expert.reference import shared_expert as _reference
 

@@ -1,8 +1,8 @@
 """Window and selected attention; see reference.py for its meaning."""
 
 from deepinfer.ops.cpu_tiles import serves
-from deepinfer.ops.sparse_attention import cpu
 from deepinfer.ops.registry import REFERENCE, Implementation, Op
+from deepinfer.ops.sparse_attention import cpu
 from deepinfer.ops.sparse_attention.reference import sparse_attention as _reference
 
 sparse_attention = Op(_reference)

@@ -1,8 +1,8 @@
-"""Which drafts a request keeps; see reference.py and ratio.py for the two rules."""
+"""Which drafts a request keeps; see reference.py and by_ratio.py for the two rules."""
 
 from deepinfer.ops.registry import Op
+from deepinfer.ops.verify.by_ratio import allocate_draft_laws, ratio, ratio_bytes
 from deepinfer.ops.verify.ending import cut_at_end
-from deepinfer.ops.verify.ratio import allocate_draft_laws, ratio, ratio_bytes
 from deepinfer.ops.verify.reference import Verified
 from deepinfer.ops.verify.reference import verify as _reference
 

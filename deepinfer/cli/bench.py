@@ -1,0 +1,95 @@
+"""`deepinfer bench`: measurements, as ratios within one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from deepinfer.cli.common import EXIT_SOME_FAILED, Subparsers, model_directory
+from deepinfer.errors import ConfigError
+
+
+def add(subparsers: Subparsers) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure",
+        description="Measure on this machine. Every record names hardware and versions; what "
+        "counts are ratios within one run.",
+    )
+    parser.add_argument("what", choices=("cpu", "scheduler", "gpu"))
+    parser.add_argument("--json", action="store_true", help="print one JSON object a record")
+    parser.add_argument(
+        "--assert",
+        dest="marks",
+        metavar="FILE",
+        help='exit 1 below a pass mark; the file holds {"record name": {"field": least}} or '
+        '{"at_most": number} instead of a number',
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; returns the exit code."""
+    records = _measure(args.what)
+    for record in records:
+        print(json.dumps(record) if args.json else _line(record))
+    if args.marks is None:
+        return 0
+    failures = below_marks(records, _marks(Path(args.marks)))
+    for failure in failures:
+        print(f"below the mark: {failure}")
+    return EXIT_SOME_FAILED if failures else 0
+
+
+def _measure(what: str) -> Sequence[Mapping[str, object]]:
+    if what == "cpu":
+        from deepinfer.bench import cpu
+
+        return cpu.run(model_directory("nano"))
+    if what == "scheduler":
+        from deepinfer.bench import scheduler
+
+        return [dict(record) for record in scheduler.run()]
+    from deepinfer.bench import gpu
+
+    return gpu.run()
+
+
+def _line(record: Mapping[str, object]) -> str:
+    fields = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items())
+    return ", ".join(fields)
+
+
+def _marks(path: Path) -> Mapping[str, Mapping[str, object]]:
+    try:
+        data: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected an object of record names")
+    return cast("Mapping[str, Mapping[str, object]]", data)
+
+
+def below_marks(
+    records: Sequence[Mapping[str, object]], marks: Mapping[str, Mapping[str, object]]
+) -> list[str]:
+    """What misses its mark, one sentence each; a missing record or field misses it too."""
+    found = {str(record.get("name")): record for record in records}
+    failures: list[str] = []
+    for name, fields in marks.items():
+        for field, mark in fields.items():
+            value = found.get(name, {}).get(field)
+            most = (
+                cast("Mapping[str, float]", mark).get("at_most") if isinstance(mark, dict) else None
+            )
+            least = None if isinstance(mark, dict) else cast("float", mark)
+            good = isinstance(value, (int, float)) and (
+                (least is None or value >= least) and (most is None or value <= most)
+            )
+            if not good:
+                failures.append(f"{name}: {field} is {value}, wanted {mark}")
+    return failures

@@ -1,0 +1,158 @@
+"""Arguments and helpers that several commands share. Knows no command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+from deepinfer.config import cache_dir
+from deepinfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deepinfer.engine.core import Recorder
+    from deepinfer.engine.llm import LLM
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+EXIT_SOME_FAILED = 1  # the job ran to its end, but something in it failed
+_ENGINE = (
+    "device",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "seed",
+    "load_format",
+    "numerics",
+    "engram",
+    "policy",
+    "decoder_keep",
+)
+
+
+def model_directory(name: str) -> Path:
+    """The checkpoint directory that a model name means; builds `nano` at its first use."""
+    from deepinfer.engine.resolve import resolve_model
+    from deepinfer.nano.build import nano_directory
+
+    return resolve_model(name, {"nano": lambda: nano_directory(cache_dir())})
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Arguments of every command that runs an engine."""
+    parser.add_argument("--model", required=True, help="a checkpoint directory, or 'nano'")
+    add_engine_options(parser)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """The same without the model."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--max-model-len", type=int, help="most tokens of prompt and output")
+    group.add_argument("--max-num-seqs", type=int, default=256, help="requests at a time (256)")
+    group.add_argument(
+        "--max-num-batched-tokens", type=int, help="tokens computed in one step (8192)"
+    )
+    group.add_argument("--kv-cache-memory-bytes", type=int, help="memory of pages and slots")
+    group.add_argument(
+        "--numerics",
+        choices=("checkpoint", "noquant"),
+        default="checkpoint",
+        help="noquant: debug mode without quantisers, weights widened to fp32",
+    )
+    group.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="dummy: random weights from --seed instead of the checkpoint's",
+    )
+    group.add_argument("--seed", type=int, default=0, help="of requests without one (0)")
+    group.add_argument(
+        "--engram",
+        choices=("device", "host", "disk"),
+        default="device",
+        help="where the n-gram tables live (device)",
+    )
+    group.add_argument(
+        "--policy", choices=("throughput", "latency"), default="throughput", help="of scheduling"
+    )
+    group.add_argument(
+        "--decoder-keep",
+        type=int,
+        help="run only the last N prompt tokens through the decoder layers (bounded replay); "
+        "default: all tokens, which is exact",
+    )
+    group.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        metavar="OP=IMPLEMENTATION",
+        help="use a named implementation ('*=reference' for all)",
+    )
+    group.add_argument(
+        "--no-async-scheduling",
+        action="store_true",
+        help="read each step's result before the next one is planned",
+    )
+
+
+def open_llm(args: argparse.Namespace, recorder: Recorder | None = None) -> LLM:
+    """The engine that `add_engine` describes."""
+    from deepinfer.engine.llm import LLM
+
+    options: dict[str, Any] = {name: getattr(args, name) for name in _ENGINE}
+    if args.model == "nano" and args.load_format == "auto":
+        print("note: nano has random weights; its answers mean nothing", file=sys.stderr)
+    return LLM(
+        model_directory(args.model),
+        verbose=sys.stderr.isatty(),
+        recorder=recorder,
+        ops=parse_ops(args.op),
+        async_scheduling=not args.no_async_scheduling,
+        **options,
+    )
+
+
+def parse_ops(wishes: list[str]) -> dict[str, str]:
+    """`OP=IMPLEMENTATION` arguments as a mapping."""
+    found: dict[str, str] = {}
+    for wish in wishes:
+        name, equals, implementation = wish.partition("=")
+        if not (name and equals and implementation):
+            raise ConfigError(f"--op {wish}: write OPERATION=IMPLEMENTATION")
+        found[name] = implementation
+    return found
+
+
+def add_input(parser: argparse.ArgumentParser, fields: str) -> None:
+    """Where prompts come from and answers go."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--input",
+        help='JSON lines: {"prompt": text} or {"prompt_token_ids": [ids]}, with an optional "id"'
+        f'{fields}; "-" reads standard input',
+    )
+    source.add_argument(
+        "--prompt", action="append", help="a prompt; repeat it for several", metavar="TEXT"
+    )
+    parser.add_argument("--output", help="file for the JSON lines; default: standard output")
+
+
+@contextlib.contextmanager
+def reader(name: str) -> Iterator[TextIO]:
+    """The input file, or standard input for "-".
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if name == "-":
+        yield sys.stdin
+        return
+    try:
+        with open(name, encoding="utf-8") as file:
+            yield file
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {name}: {error}") from error

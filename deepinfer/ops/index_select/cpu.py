@@ -1,0 +1,142 @@
+"""The indexer on the CPU: all heads in one product, selection by integer rank.
+
+Short slices are scored together, each token against its own keys. Bits equal the reference's.
+Knows nothing of latents.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.arch import PAGE_TOKENS, Record
+from deepinfer.ops.batch import Batch, PageViews
+from deepinfer.ops.cpu_tiles import decode, decode_records, runs
+from deepinfer.ops.index_inputs.reference import IndexQueries
+from deepinfer.ops.index_select.reference import (
+    CandidateRule,
+    Selection,
+    block_mask,
+)
+from deepinfer.ops.products import WIDE
+
+_LONG = 8  # tokens from which a slice is scored by itself
+_BYTES = 1 << 22  # bound on the widened keys or scores of one chunk of tokens
+
+
+def _scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """Sum over heads, ascending, of w * relu(q . k): fp32 [tokens, entries].
+
+    Args:
+        queries: [tokens, heads, dim] float64.
+        weights: [tokens, heads] fp32.
+        keys: [entries, dim] for all tokens or [tokens, entries, dim], float64.
+    """
+    if keys.dim() == 2:
+        dots = (queries.flatten(0, 1) @ keys.mT).unflatten(0, weights.shape)
+    else:
+        dots = queries @ keys.mT
+    dots = dots.to(torch.float32).relu_().mul_(weights.unsqueeze(-1))
+    total = torch.zeros_like(dots[:, 0])
+    for head in range(dots.shape[1]):
+        total += dots[:, head]
+    return total
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Ids of the `count` best finite scores a row, ascending, -1 trailing; ties to the lowest.
+
+    Score and id are joined in one integer, larger for a better score or a lower id, so that an
+    unstable partial sort serves. Scores hold no negative zero.
+    """
+    entries = scores.shape[1]
+    bits = scores.contiguous().view(torch.int32)
+    rank = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    joined = (rank << 32) | torch.arange(entries - 1, -1, -1)
+    best = joined.topk(min(count, entries), dim=-1, sorted=False).values
+    ids = (entries - 1) - (best & 0xFFFFFFFF)
+    ids = torch.where(best >> 32 <= _LOWEST, entries, ids).sort(-1).values
+    ids = torch.where(ids == entries, -1, ids)
+    return torch.nn.functional.pad(ids, (0, count - ids.shape[1]), value=-1)
+
+
+_LOWEST = -0x7F800001  # rank of minus infinity
+
+
+def _candidates(scores: Tensor, visible: Tensor, rule: CandidateRule) -> Tensor:
+    """As `candidate_blocks` of the reference."""
+    padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % rule.size), value=-torch.inf)
+    best = padded.unflatten(1, (-1, rule.size)).amax(-1)
+    newest = ((visible - 1) // rule.size).clamp(min=0).unsqueeze(1)
+    forced = torch.where(visible.unsqueeze(1) > 0, torch.inf, -torch.inf)
+    return _best(best.scatter(1, newest, forced), rule.limit)
+
+
+def _select(
+    scores: Tensor,
+    visible: Tensor,
+    topk: int,
+    blocks: Tensor | None,
+    rule: CandidateRule | None,
+    publish: bool,
+) -> Selection:
+    """As `select` of the reference."""
+    entries = scores.shape[1]
+    scores = scores.masked_fill_(torch.arange(entries) >= visible.unsqueeze(1), -torch.inf)
+    published = None
+    if publish:
+        assert rule is not None, "a candidate source has a rule"
+        published = _candidates(scores, visible, rule)
+    elif blocks is not None:
+        assert rule is not None, "candidates come with their rule"
+        scores = scores.masked_fill_(~block_mask(blocks, rule, entries), -torch.inf)
+    return Selection(_best(scores, topk), published)
+
+
+def index_select(
+    queries: IndexQueries,
+    batch: Batch,
+    pages: PageViews,
+    blocks: Tensor | None,
+    *,
+    topk: int,
+    rule: CandidateRule | None,
+    publish: bool,
+    record: Record,
+) -> Selection:
+    """As the reference."""
+    visible = (batch.positions + 1) // pages.ratio
+    heads = queries.weights.shape[1]
+    parts: list[Selection] = []
+
+    def take(rows: slice, keys: Tensor) -> None:
+        wide = decode_records(queries.records[rows], record).to(WIDE)
+        scores = _scores(wide, queries.weights[rows], keys)
+        within = None if blocks is None else blocks[rows]
+        parts.append(_select(scores, visible[rows], topk, within, rule, publish))
+
+    for first, last, long in runs(batch.slices, _LONG):
+        most = max(1, int(visible[first:last].max()))
+        used = -(-most * pages.ratio // PAGE_TOKENS)
+        if long:
+            table = batch.page_table[batch.rows[first], :used]
+            keys = _keys(pages, table, record)[:most].to(WIDE)
+            step = max(1, _BYTES // (heads * most * 8))
+            for low in range(first, last, step):
+                take(slice(low, min(low + step, last)), keys)
+            continue
+        table = batch.page_table[batch.rows[first:last], :used]
+        step = max(1, _BYTES // (most * record.width * 8))
+        for low in range(0, last - first, step):
+            some = table[low : low + step]
+            keys = _keys(pages, some.flatten(), record).unflatten(0, (len(some), -1))
+            take(slice(first + low, first + low + len(some)), keys[:, :most].to(WIDE))
+    ids = torch.cat([part.ids for part in parts])
+    published = [part.blocks for part in parts if part.blocks is not None]
+    return Selection(ids, torch.cat(published) if published else None)
+
+
+def _keys(pages: PageViews, table: Tensor, record: Record) -> Tensor:
+    """Decoded keys of pages [n]: bf16 [n * entries, dim]."""
+    codes, scales = pages.key_codes[table], pages.key_scales[table]
+    return decode(codes.flatten(0, 1), scales.flatten(0, 1), record.format)
