@@ -1,0 +1,139 @@
+"""Kernels asked for by name in a whole network: near the reference, the same in any company."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer.arch import Arch, parse_arch
+from deepinfer.model.dummy import DummySource
+from deepinfer.model.engram_map import bucket_primes
+from deepinfer.model.network import Network
+from deepinfer.model.numerics import CHECKPOINT
+from deepinfer.model.operations import Operations
+from deepinfer.model.state import State
+from deepinfer.model.weights import WeightLoader
+from deepinfer.runner.assemble import RowSlice
+from tests.model.networks import hash_map, run
+
+pytestmark = pytest.mark.gpu
+KERNELS = {"*": "reference", "experts": "triton", "linear_fp8": "triton", "mhc_boundary": "triton"}
+RELEASE = Path(__file__).parents[1] / "golden_data" / "release" / "config.json"
+
+
+def sized(**text: Any) -> Arch:
+    """The release with other numbers; the n-gram tables are cut to what their hash needs."""
+    config = copy.deepcopy(json.loads(RELEASE.read_text()))
+    config["text_config"] |= {"engram_vocab_size": 1000} | text
+    config["vision_config"]["num_hidden_layers"] = 0
+    config["image_token_id"] = config["text_config"]["vocab_size"] - 16
+    rows = config["text_config"]["engram_num_embeddings"]
+    arch = parse_arch(config)
+    assert arch.engram is not None
+    rows[:] = [int(layer.sum()) for layer in bucket_primes(arch.engram)]
+    return parse_arch(config)
+
+
+def build(arch: Arch, gpu: Any, ops: dict[str, str]) -> Network:
+    bound = Operations.bind(arch, CHECKPOINT, gpu.arch, ops)
+    weights = WeightLoader(DummySource(arch, 3), arch, bound, CHECKPOINT, gpu.device).load()
+    return Network(arch, CHECKPOINT, bound, weights, hash_map(arch))
+
+
+def small() -> Arch:
+    return sized(
+        vocab_size=2048,
+        hidden_size=512,
+        moe_intermediate_size=512,
+        q_lora_rank=256,
+        num_attention_heads=8,
+        head_dim=64,
+        o_lora_rank=64,
+        o_groups=4,
+        n_routed_experts=12,
+        index_head_dim=64,
+        index_n_heads=8,
+        engram_pad_token_id=2,
+        engram_compressed_vocab_size=2048,
+        dspark_noise_token_id=5,
+        dspark_n_routed_experts=8,
+        num_hidden_layers=6,
+        compress_ratios=[0, 0, 2, 2, 1, 1, 0, 0, 0],
+        kv_source_layer_ids=[2, 4],
+        index_source_layer_ids=[2, 4, 5],
+        candidate_source_layer_id=4,
+        engram_layer_ids=[1],
+        engram_num_embeddings=[1],
+        dspark_target_layer_ids=[3, 4, 5],
+        max_position_embeddings=4096,
+    )
+
+
+def ids_of(arch: Arch, count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(10, 2000, (count,), generator=generator).tolist()
+
+
+def company(net: Network, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden rows of the first request after a prefill and one decode, with `rows` requests."""
+    state = State.allocate(
+        net.arch, net.records, pages=rows * 2 + 1, slots=rows + 1, device=net.device
+    )
+    prompts = [ids_of(net.arch, 40 + i % 7, i) for i in range(rows)]
+    pages = [(2 * i + 1, 2 * i + 2) for i in range(rows)]
+    slices = [RowSlice(p, 0, len(p), i + 1, pages[i]) for i, p in enumerate(prompts)]
+    first = run(net, state, slices).hidden[: len(prompts[0])].clone()
+    slices = [RowSlice([*p, 77], len(p), 1, i + 1, pages[i]) for i, p in enumerate(prompts)]
+    return first, run(net, state, slices).hidden[0]
+
+
+@pytest.fixture(scope="module")
+def with_kernels(gpu):
+    return build(small(), gpu, KERNELS)
+
+
+def test_a_row_has_the_same_bits_alone_and_among_63(with_kernels):
+    alone, crowd = company(with_kernels, 1), company(with_kernels, 64)
+    assert torch.equal(alone[0], crowd[0])
+    assert torch.equal(alone[1], crowd[1])
+    assert torch.equal(with_kernels.logits(alone[1][None]), with_kernels.logits(crowd[1][None]))
+
+
+def test_the_network_stays_near_its_reference(with_kernels, gpu):
+    reference = build(small(), gpu, {"*": "reference"})
+    found, wanted = company(with_kernels, 2)[0].float(), company(reference, 2)[0].float()
+    error = (found - wanted).pow(2).mean().sqrt() / wanted.std()
+    assert error < 0.3  # random networks amplify one changed code; ops are compared one by one
+
+
+@pytest.mark.slow
+def test_a_rank_of_64_at_true_size_answers(gpu):
+    """All 40 layers at the sizes of the release with 6 experts: one rank of a group of 64."""
+    arch = sized(n_routed_experts=6, dspark_n_routed_experts=6, engram_compressed_vocab_size=129280)
+    net = build(arch, gpu, KERNELS)
+    state = State.allocate(arch, net.records, pages=40, slots=10, device=gpu.device)
+    prompts = [ids_of(arch, 100 + 30 * i, i) for i in range(8)]
+    pages = [tuple(range(4 * i + 1, 4 * i + 5)) for i in range(8)]
+    slices = [RowSlice(p, 0, len(p), i + 1, pages[i]) for i, p in enumerate(prompts)]
+    hidden = run(net, state, slices).hidden
+    assert bool(torch.isfinite(net.logits(hidden[-1:])).all())
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # noqa: TID251
+    times = []
+    for step in range(4):
+        slices = [
+            RowSlice([*p, *[9] * (step + 1)], len(p) + step, 1, i + 1, pages[i])
+            for i, p in enumerate(prompts)
+        ]
+        begin.record()
+        decoded = run(net, state, slices).hidden
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    print(f"eager decode step of 8 rows, references around three kernels: {times} ms")  # noqa: T201
+    again = State.allocate(arch, net.records, pages=40, slots=10, device=gpu.device)
+    grown = [*prompts[3], *[9] * 4]
+    single = run(net, again, [RowSlice(grown, 0, len(grown), 1, pages[3])]).hidden[-1]
+    assert torch.equal(single, decoded[3])
