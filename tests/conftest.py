@@ -64,7 +64,7 @@ def engram_map_dir() -> Path:
     return REPOSITORY / "tests" / "golden_data" / "engram_map"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def gpu() -> Gpu:
     """The CUDA device; the test is skipped without one. Such a test carries the marker `gpu`."""
     if not torch.cuda.is_available():

@@ -26,7 +26,7 @@ from deepinfer.ops.formats import (
     dequantise_fp4_weight,
     dequantise_fp8_weight,
 )
-from deepinfer.ops.products import WIDE, mean_square
+from deepinfer.ops.products import WIDE
 
 _WIDE_ELEMENTS = 1 << 19  # of a weight, widened at a time: 4 MiB, and a bound on memory
 _FP8_FLOOR = 1e-4  # as in `formats.quantise_fp8`, which defines the bits
@@ -91,12 +91,6 @@ def wide_input(x: Tensor | Quantised) -> Tensor:
     """The decoded input of a quantised product in float64; a plain `x` is quantised first."""
     pair = x if isinstance(x, Quantised) else quantise(x)
     return decode(pair.codes, pair.scale, "fp8_ue8m0_32").to(WIDE)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The bits of `products.rms_norm`."""
-    normed = x.to(torch.float32) * torch.rsqrt(mean_square(x) + eps)
-    return (weight.to(torch.float32) * normed).to(x.dtype)
 
 
 @cache

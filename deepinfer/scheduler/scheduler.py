@@ -193,7 +193,9 @@ class Scheduler:
         """Waiting requests, in order, for which there are rows and pages.
 
         A request comes in when the pages of all it knows are free, not promised to another prompt
-        and not headroom. It gets them slice by slice, so decoding rows may use them meanwhile.
+        and not headroom. It gets them slice by slice, so decoding rows may use them meanwhile. Who
+        finds too few is passed by, unless it waited too long or was preempted: pages were short
+        then, and newcomers would make them shorter.
         """
         limits, page = self.limits, self.limits.page_tokens
         running = len(self._rows.decoding) + len(prefilling)
@@ -213,7 +215,7 @@ class Scheduler:
                 room -= need
                 if len(joining) == seats:
                     break
-            elif self._queue.aged(waiting):
+            elif waiting.resumed or self._queue.aged(waiting):
                 break
         return joining
 

@@ -50,7 +50,7 @@ def small() -> Arch:
         moe_intermediate_size=512,
         q_lora_rank=256,
         num_attention_heads=8,
-        head_dim=64,
+        head_dim=128,
         o_lora_rank=64,
         o_groups=4,
         n_routed_experts=12,

@@ -138,7 +138,7 @@ def test_selection_keeps_candidates_and_publishes_them(spans, ratio, publish):
     make = Maker(SMALL)
     case = cases.case(make, make.batch(spans), ratio=ratio, publish=publish)
     if not publish:
-        count = -(-int(case["batch"].max_len) // case["rule"].size)
+        count = -(-(case["batch"].max_len // ratio) // case["rule"].size)
         blocks = make.wide(len(case["batch"].positions), count).argsort(1)
         case["blocks"] = blocks[:, : case["rule"].limit].sort(1).values
         case["blocks"][:, -1] = -1
@@ -178,8 +178,10 @@ def test_every_pair_of_bytes_decodes_as_in_the_formats(form):
     )
 
 
-floats = st.floats(-3e38, 3e38, width=32) | st.floats(-500, 500, width=32)
-powers = st.builds(lambda e, s: s * 448.0 * 2.0**e, st.integers(-140, 118), st.sampled_from([1, -1]))
+floats = st.floats(-(2.0**127), 2.0**127, width=32) | st.floats(-500, 500, width=32)
+powers = st.builds(
+    lambda e, s: s * 448.0 * 2.0**e, st.integers(-140, 118), st.sampled_from([1, -1])
+)
 
 
 @settings(max_examples=200)
@@ -225,7 +227,7 @@ def test_runs_cover_every_token_once_and_join_short_slices(counts, least):
 def fast_network():
     """The network of `tests.model.networks`, with the implementations of the CPU."""
     arch = with_engram()
-    ops = Operations.bind(arch, CHECKPOINT, "cpu", {name: "cpu" for name in NAMES})
+    ops = Operations.bind(arch, CHECKPOINT, "cpu", dict.fromkeys(NAMES, "cpu"))
     weights = WeightLoader(DummySource(arch, 7), arch, ops, CHECKPOINT, CPU).load()
     return Network(arch, CHECKPOINT, ops, weights, hash_map(arch))
 
@@ -248,7 +250,7 @@ def test_a_network_of_them_leaves_the_same_bits_everywhere():
     for slices in steps:
         left, right = (run(n, s, slices) for n, s in zip((slow, fast), states, strict=True))
         assert torch.equal(left.hidden, right.hidden)
-        assert torch.equal(left.features, right.features)
+        assert same(left.features, right.features)
         assert torch.equal(slow.logits(left.hidden), fast.logits(right.hidden))
         assert torch.equal(states[0].pages[1:], states[1].pages[1:])
         assert torch.equal(states[0].slots[1:], states[1].slots[1:])

@@ -94,7 +94,7 @@ def naive_law(possible, rules):
 
 
 def naive_token(logits, admit, prefix, mask):
-    """(token, flag, ids left), drawn with the NumPy generator."""
+    """(token, flag, law as in `naive_law`), drawn with the NumPy generator."""
     with np.errstate(over="ignore"):
         return naive_choice(logits, admit, prefix, mask)
 
@@ -106,17 +106,17 @@ def naive_choice(logits, admit, prefix, mask):
         return -1, FLAG_NAN, None
     possible = naive_possible(logits, admit, prefix, mask)
     if max(possible) == -INF:
-        return (forced, 0, [forced]) if forced >= 0 else (-1, FLAG_EMPTY, None)
+        return (forced, 0, {forced: 0.0}) if forced >= 0 else (-1, FLAG_EMPTY, None)
     if forced >= 0:
-        return forced, 0, [forced]
+        return forced, 0, {forced: 0.0}
     if rules.temperature < 1e-5:
         token = possible.index(max(possible))
-        return token, 0, [token]
+        return token, 0, {token: 0.0}
     kept = naive_law(possible, rules)
     ids = sorted(kept)
     word = numpy_noise.philox_words(admit.seed, len(prefix), 0, admit.sample, ids)
     score = np.array([kept[i] for i in ids], np.float32) + numpy_noise.gumbel(word)
-    return ids[int(score.argmax())], 0, ids
+    return ids[int(score.argmax())], 0, kept
 
 
 # Few values, so that ties are common; some huge ones.
@@ -194,10 +194,10 @@ def test_every_row_of_a_batch_equals_the_literal_model(batch):
         keep_law=True,
     )
     for i, (admit, prefix, logits, mask) in enumerate(batch):
-        token, flag, ids_left = naive_token(logits, admit, prefix, mask)
+        token, flag, law = naive_token(logits, admit, prefix, mask)
         assert (int(found.tokens[i]), int(found.flags[i])) == (token, flag)
-        if ids_left is not None:
-            assert (found.law[i] > -INF).nonzero().flatten().tolist() == ids_left
+        if law is not None:
+            assert found.law[i].tolist() == [float(law.get(j, -INF)) for j in range(VOCAB)]
 
 
 # --- hand-worked rows ----------------------------------------------------------------------------

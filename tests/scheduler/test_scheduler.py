@@ -415,6 +415,18 @@ def test_a_low_priority_is_passed_over_64_times_and_then_goes_first():
     drive.run()
 
 
+def test_a_step_passes_over_whoever_came_before_the_latest_that_it_admits():
+    drive = Drive(replace(LIMITS, num_slots=2, max_num_seqs=2), overlap=False)
+    for name in range(1000, 1090):
+        drive.add(request(name, [1], 1, priority=1))
+    drive.add(request(1, [3], 1, priority=9))
+    for name in range(2000, 2080):  # comes in first, and one that is older than 1 after it
+        drive.add(request(name, [4], 1, priority=0))
+        drive.step()
+    assert rounds_before(drive, 1) == PASSED_OVER_LIMIT
+    drive.run()
+
+
 def test_a_request_that_waited_too_long_is_not_preempted_for_others():
     limits = Limits(
         num_pages=8,

@@ -13,14 +13,11 @@ from deepinfer.arch import PAGE_TOKENS, Record
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.cpu_tiles import decode, decode_records, runs
 from deepinfer.ops.index_inputs.reference import IndexQueries
-from deepinfer.ops.index_select.reference import (
-    CandidateRule,
-    Selection,
-    block_mask,
-)
+from deepinfer.ops.index_select.reference import CandidateRule, Selection, block_mask
 from deepinfer.ops.products import WIDE
 
 _LONG = 8  # tokens from which a slice is scored by itself
+_LOWEST = -0x7F800001  # rank of minus infinity, see `_best`
 _BYTES = 1 << 22  # bound on the widened keys or scores of one chunk of tokens
 
 
@@ -60,9 +57,6 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return torch.nn.functional.pad(ids, (0, count - ids.shape[1]), value=-1)
 
 
-_LOWEST = -0x7F800001  # rank of minus infinity
-
-
 def _candidates(scores: Tensor, visible: Tensor, rule: CandidateRule) -> Tensor:
     """As `candidate_blocks` of the reference."""
     padded = torch.nn.functional.pad(scores, (0, -scores.shape[1] % rule.size), value=-torch.inf)
@@ -89,6 +83,8 @@ def _select(
         published = _candidates(scores, visible, rule)
     elif blocks is not None:
         assert rule is not None, "candidates come with their rule"
+        # Entries end at the last visible one here: blocks behind it hold nothing to choose.
+        blocks = torch.where(blocks * rule.size < entries, blocks, -1)
         scores = scores.masked_fill_(~block_mask(blocks, rule, entries), -torch.inf)
     return Selection(_best(scores, topk), published)
 

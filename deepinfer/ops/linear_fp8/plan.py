@@ -41,7 +41,7 @@ def segments(out: int, columns: int) -> int:
     """Segments that K is cut into: enough programs for the device, none shorter than four steps.
 
     Args:
-        out: rows of the weight, a multiple of 64.
+        out: rows of the weight, a multiple of 128.
         columns: K, a multiple of 128.
     """
     steps, blocks = columns // 128, out // 64

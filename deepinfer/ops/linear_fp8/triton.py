@@ -46,7 +46,8 @@ def pack(weight: Fp8Weight | Tensor) -> PackedLinear:
     """Cut a weight into tiles of 64 rows and 128 columns; no code changes.
 
     Args:
-        weight: codes [out, K], out a multiple of 64, K of 128 and at least 256.
+        weight: codes [out, K], both multiples of 128, K at least 256. (The wide tile has 128 rows:
+            64 rows of a weight would be left unwritten.)
 
     Raises:
         ValueError: the weight is not FP8, or a size does not fit the tiles.
@@ -54,9 +55,9 @@ def pack(weight: Fp8Weight | Tensor) -> PackedLinear:
     if not isinstance(weight, Fp8Weight):
         raise ValueError("linear_fp8: the triton kernel takes FP8 weights only; use reference")
     out, columns = weight.codes.shape
-    if out % 64 or columns % 128 or columns < _LEAST_COLUMNS:
+    if out % 128 or columns % 128 or columns < _LEAST_COLUMNS:
         raise ValueError(
-            f"linear_fp8: [{out}, {columns}] is no multiple of [64, 128] with at least "
+            f"linear_fp8: [{out}, {columns}] is no multiple of [128, 128] with at least "
             f"{_LEAST_COLUMNS} columns; use reference"
         )
     codes = weight.codes.view(out // 64, 64, columns // 128, 128).transpose(1, 2).contiguous()
@@ -239,8 +240,8 @@ def refuses(
     if not quantised:
         return "takes FP8 weights and input only"
     for out, columns in linear_shapes:
-        if out % 64 or columns % 128 or columns < _LEAST_COLUMNS:
+        if out % 128 or columns % 128 or columns < _LEAST_COLUMNS:
             return (
-                f"[{out}, {columns}] is no multiple of [64, 128] from {_LEAST_COLUMNS} columns on"
+                f"[{out}, {columns}] is no multiple of [128, 128] from {_LEAST_COLUMNS} columns on"
             )
     return None

@@ -165,7 +165,7 @@ def _band_tile(q: Tensor, band: _Band, rows: slice, sink: Tensor, scale: float) 
     wide = q.to(WIDE)
     scores = (wide.view(-1, dim) @ keys.mT).view(tokens, heads, -1).gather(2, column)
     scores, visible = scores.to(torch.float32), band.used[rows]
-    chosen: Tensor | None = None
+    chosen = keys.new_zeros(tokens, 0, dim)
     if band.entries is not None and band.ids is not None:
         ids = band.ids[rows]
         chosen = band.entries.index_select(0, ids.flatten()).view(tokens, -1, dim).to(WIDE)
@@ -182,7 +182,7 @@ def _band_tile(q: Tensor, band: _Band, rows: slice, sink: Tensor, scale: float) 
             spaced = share.new_zeros(tokens, heads, width)
             spaced.scatter_(2, column[:, :, slots] - start, share[:, :, slots])
             added = (spaced.view(-1, width) @ keys[start : start + width]).view(q.shape)
-        if end > window and chosen is not None:
+        if end > window:
             slots = slice(max(start, window), end)
             of_chosen = chosen[:, slots.start - window : end - window]
             added = added + share[:, :, slots] @ of_chosen
