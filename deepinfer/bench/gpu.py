@@ -7,9 +7,9 @@ Each line compares ours with a floor and a peer of the same run. Correctness is 
 from __future__ import annotations
 
 import argparse
-import json
+import json as json_text
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from deepinfer.bench import cases
 from deepinfer.bench.measure import Ceilings, Record, ceilings, eager_us, environment, graph_us
+from deepinfer.device import find_device
+from deepinfer.errors import ConfigError
 from deepinfer.ops.experts import ExpertWeights, experts
 from deepinfer.ops.experts import triton as experts_kernels
 from deepinfer.ops.experts.packing import pack as pack_experts
@@ -229,39 +231,63 @@ def _eager_boundary(
 SUITES = {"experts": bench_experts, "linears": bench_linears, "boundary": bench_boundary}
 
 
+def run(
+    *, json: bool = False, only: Sequence[str] = (), sweep: bool = False, commit: str = ""
+) -> list[dict[str, object]]:
+    """Run suites on the first GPU, printing each record as it comes.
+
+    Args:
+        json: print one JSON object a record instead of a table.
+        only: names of `SUITES`; empty = all.
+        sweep: also time other tiles.
+        commit: written into every record.
+
+    Returns:
+        The records, with ceilings, hardware and versions.
+
+    Raises:
+        ConfigError: there is no GPU that the kernels serve.
+    """
+    device = find_device("cuda")
+    if device.arch != "sm90":
+        raise ConfigError(f"the kernels are written for sm90, this is {device.arch}")
+    torch.manual_seed(time.time_ns() % 2**31)
+    top = ceilings(device.torch)
+    if not json:
+        head = f"read {top.read / 1e12:.2f} TB/s, copy {top.copy / 1e12:.2f} TB/s"
+        print(f"{head}, matmul {top.matmul / 1e12:.0f} TFLOP/s", flush=True)
+    common = environment(device.torch) | {"commit": commit}
+    common |= {f"ceiling_{name}": value for name, value in vars(top).items()}
+    found: list[dict[str, object]] = []
+    with torch.inference_mode():
+        for name in only or SUITES:
+            for record in SUITES[name](device.torch, top, sweep):
+                found.append(record.row() | common)
+                print(json_text.dumps(found[-1]) if json else _line(record), flush=True)
+    return found
+
+
+def _line(record: Record) -> str:
+    row = record.row()
+    speedup = f"{row['speedup']:5.2f}x" if row["speedup"] else "     -"
+    return (
+        f"{record.name:20s} {record.shape:22s} {record.ours_us:9.1f} us  floor "
+        f"{row['of_floor']:.2f} ({record.floor})  peer {speedup}  "
+        f"spread {record.spread:.3f}  {record.note}"
+    )
+
+
 def main() -> None:
-    """Run the suites and print a table; with `--json` also write every record."""
+    """`python -m deepinfer.bench.gpu`: the suites with more choices than the command line has."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the records, one a line")
     parser.add_argument("--only", choices=sorted(SUITES), action="append", help="suites to run")
     parser.add_argument("--sweep", action="store_true", help="also time other tiles")
     parser.add_argument("--commit", default="", help="written into every record")
     args = parser.parse_args()
-    device = torch.device("cuda", 0)
-    torch.manual_seed(time.time_ns() % 2**31)
-    top = ceilings(device)
-    head = f"read {top.read / 1e12:.2f} TB/s, copy {top.copy / 1e12:.2f} TB/s"
-    print(f"{head}, matmul {top.matmul / 1e12:.0f} TFLOP/s", flush=True)
-    common = (
-        environment(device)
-        | {"commit": args.commit}
-        | {f"ceiling_{k}": v for k, v in vars(top).items()}
-    )
-    lines: list[str] = []
-    with torch.inference_mode():
-        for name in args.only or SUITES:
-            for record in SUITES[name](device, top, args.sweep):
-                row = record.row()
-                lines.append(json.dumps(row | common))
-                speedup = f"{row['speedup']:5.2f}x" if row["speedup"] else "     -"
-                print(
-                    f"{record.name:20s} {record.shape:22s} {record.ours_us:9.1f} us  floor "
-                    f"{row['of_floor']:.2f} ({record.floor})  peer {speedup}  "
-                    f"spread {record.spread:.3f}  {record.note}",
-                    flush=True,
-                )
-                if args.json:
-                    args.json.write_text("\n".join(lines) + "\n")
+    found = run(only=args.only or (), sweep=args.sweep, commit=args.commit)
+    if args.json:
+        args.json.write_text("".join(json_text.dumps(row) + "\n" for row in found))
 
 
 if __name__ == "__main__":

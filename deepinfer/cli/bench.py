@@ -34,9 +34,7 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; returns the exit code."""
-    records = _measure(args.what)
-    for record in records:
-        print(json.dumps(record) if args.json else _line(record))
+    records = _measure(args.what, json=args.json)
     if args.marks is None:
         return 0
     failures = below_marks(records, _marks(Path(args.marks)))
@@ -45,23 +43,19 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_SOME_FAILED if failures else 0
 
 
-def _measure(what: str) -> Sequence[Mapping[str, object]]:
+def _measure(what: str, *, json: bool) -> Sequence[Mapping[str, object]]:
+    """Run a suite, which prints its records itself."""
     if what == "cpu":
         from deepinfer.bench import cpu
 
-        return cpu.run(model_directory("nano"))
+        return cpu.run(model_directory("nano"), json=json)
     if what == "scheduler":
         from deepinfer.bench import scheduler
 
-        return [dict(record) for record in scheduler.run()]
+        return [dict(record) for record in scheduler.run(json=json)]
     from deepinfer.bench import gpu
 
-    return gpu.run()
-
-
-def _line(record: Mapping[str, object]) -> str:
-    fields = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items())
-    return ", ".join(fields)
+    return gpu.run(json=json)
 
 
 def _marks(path: Path) -> Mapping[str, Mapping[str, object]]:

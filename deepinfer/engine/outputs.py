@@ -114,10 +114,14 @@ class RequestState:
         """All completions have ended."""
         return all(c.reason is not None for c in self._completions)
 
-    def add_prompt_logprobs(self, sample: int, entries: list[Entries]) -> None:
-        """Log-probabilities of prompt tokens, in order; those of the first sample are kept."""
+    def add_prompt_logprobs(self, sample: int, start: int, entries: list[Entries]) -> None:
+        """Log-probabilities of the prompt tokens from `start` on; the first sample's are kept.
+
+        A preempted request computes its prompt again: what is known already is passed over.
+        """
+        known = len(self._prompt_logprobs)
         if sample == 0:
-            self._prompt_logprobs += entries
+            self._prompt_logprobs += entries[max(known - start, 0) :]
 
     def push(self, sample: int, news: Progress, logprobs: list[Entries]) -> bool:
         """Take the news of one core request.

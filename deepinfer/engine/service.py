@@ -154,4 +154,4 @@ class Service:
                 logprob_entries(item.logprobs, (i,), token, self.border.tokenizer)
                 for i, token in enumerate(ids)
             ]
-            owner.state.add_prompt_logprobs(owner.sample, entries)
+            owner.state.add_prompt_logprobs(owner.sample, item.start, entries)

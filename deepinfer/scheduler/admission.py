@@ -73,10 +73,13 @@ def admit_message(job: Job, limits: Limits, end_id: int) -> Admit:
     """What the device is told of a job that has its row.
 
     The decoder start is `max(prompt - decoder_keep, 0)`, counted from the prompt alone and so the
-    same after a preemption (model-decisions.md H).
+    same after a preemption (model-decisions.md H). A prompt whose log-probabilities are wanted runs
+    every layer.
     """
     request = job.request
     length, keep = len(request.prompt_token_ids), limits.decoder_keep
+    if request.params.prompt_logprobs is not None:
+        keep = None
     end_id = end_id if end_id in request.stop_ids else -1
     return Admit(
         row=job.row,

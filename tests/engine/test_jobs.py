@@ -82,7 +82,7 @@ def answer(job: Job, *texts: str) -> RequestOutput:
 
 
 def test_records_hold_one_answer_flat_and_several_in_a_list():
-    single, several = parse("\"a\"", {"prompt": "b", "n": 2})
+    single, several = parse('"a"', {"prompt": "b", "n": 2})
     record = generated(single, answer(single, "x"))
     assert (record["index"], record["prompt"], record["text"], record["seed"]) == (0, "a", "x", 5)
     record = generated(several, answer(several, "x", "y"))
@@ -116,11 +116,11 @@ def test_a_killed_job_loses_and_repeats_nothing(tmp_path_factory, order, finishe
 
 def test_answers_of_another_input_are_not_taken_over(tmp_path):
     path = tmp_path / "answers.jsonl"
-    (job,) = parse("\"a\"")
+    (job,) = parse('"a"')
     file = AnswerFile(path, resume=False)
     file.write(generated(job, answer(job, "x")))
     file.close(ordered=True)
-    (other,) = parse("\"b\"")
+    (other,) = parse('"b"')
     with pytest.raises(ConfigError, match="belongs to another input"):
         AnswerFile(path, resume=True).done(other)
     path.write_text("no answers\n")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from deepinfer.device import find_device
-from tests.engine.sequential import Sequential
 from deepinfer.errors import NonFiniteError, RequestError
 from deepinfer.model.network import Network
 from deepinfer.runner.assemble import RowSlice
+from tests.engine.sequential import Sequential
 from tests.model.networks import network, new_state, run, tokens
 
 CPU = find_device("cpu")

@@ -117,6 +117,11 @@ def test_other_requests_state_is_left_alone(mode):
     assert bool((state.slots[[1, 3]] == 17).all())
 
 
+def seed(drafter, forward, state):
+    assert forward.features is not None
+    drafter.seed(forward.features, forward.batch, state)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_drafts_do_not_depend_on_company_or_chunks(mode):
     net = network(mode)
@@ -125,7 +130,7 @@ def test_drafts_do_not_depend_on_company_or_chunks(mode):
     together = new_state(net)
     for i, ids in enumerate(prompts):
         forward = run(net, together, [RowSlice(ids, 0, len(ids), i + 1, (2 * i + 1, 2 * i + 2))])
-        drafter.seed(forward.features, forward.batch, together)
+        seed(drafter, forward, together)
     anchors = torch.tensor([19, 8])
     slots, newest = torch.tensor([1, 2]), torch.tensor([11, 12])
     joint = drafter.draft(newest, anchors, slots, torch.zeros(2, dtype=torch.int64), together)
@@ -134,7 +139,7 @@ def test_drafts_do_not_depend_on_company_or_chunks(mode):
         for low in range(0, len(ids), 4):
             part = RowSlice(ids, low, min(4, len(ids) - low), 3, PAGES)
             forward = run(net, state, [part])
-            drafter.seed(forward.features, forward.batch, state)
+            seed(drafter, forward, state)
         alone = drafter.draft(
             newest[i : i + 1], anchors[i : i + 1], torch.tensor([3]), torch.tensor([0]), state
         )

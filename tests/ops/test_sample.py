@@ -120,7 +120,9 @@ def naive_choice(logits, admit, prefix, mask):
 
 
 # Few values, so that ties are common; some huge ones.
-ordinary = st.one_of(st.sampled_from([-2.0, 0.0, 0.5, 1.0, 3.0]), st.floats(-30, 30, width=32))
+ordinary = st.one_of(
+    st.sampled_from([-2.0, -0.5, 0.0, 0.5, 1.0, 3.0]), st.floats(-30, 30, width=32)
+)
 numbers = st.one_of(ordinary, st.sampled_from([-3e38, 3e38]))
 ids = st.integers(0, VOCAB - 1)
 samplings = st.builds(
@@ -272,6 +274,19 @@ def test_forced_ids_replace_the_draw_and_report_their_own_log_probability():
         result = choose([1.0, 2.0, 0.0], rules, (0,) * (1 + generated), prompt_len=1)
         assert result.tokens.tolist() == [token]
         assert result.logprobs.ranks.tolist() == [rank]
+
+
+def test_a_forced_id_comes_even_where_nothing_is_possible():
+    rules = RowSampling(forced_token_ids=(2,), allowed_token_ids=(1,), min_tokens=3)
+    found = choose([0.0] * 10, rules)
+    assert (found.tokens.tolist(), found.flags.tolist()) == ([2], [0])
+
+
+def test_ties_at_a_cut_go_to_lower_ids_in_a_large_vocabulary_too():
+    logits = torch.randint(0, 3, (20_000,)).float()
+    best, middle = ((logits == value).nonzero().flatten().tolist() for value in (2, 1))
+    expected = sorted(best + middle[:1000])
+    assert left(choose(logits, RowSampling(top_k=len(best) + 1000))) == expected
 
 
 def test_rows_without_a_finite_logit_or_a_possible_id_get_a_flag_and_no_token():
