@@ -52,7 +52,10 @@ def _measure(what: str, *, json: bool) -> Sequence[Mapping[str, object]]:
     if what == "scheduler":
         from deepinfer.bench import scheduler
 
-        return [dict(record) for record in scheduler.run(json=json)]
+        return [
+            {"name": f"{record['rows']} rows, {record['drafts']} drafts", **record}
+            for record in scheduler.run(json=json)
+        ]
     from deepinfer.bench import gpu
 
     return gpu.run(json=json)

@@ -81,8 +81,10 @@ def options_from(arguments: Mapping[str, object]) -> EngineOptions:
             is out of range.
     """
     for name in arguments:
-        if name in _REFUSED and arguments[name] not in (None, False, 1, "auto"):
-            raise ConfigError(f"{name}={arguments[name]!r}: {_REFUSED[name]}")
+        value = arguments[name]
+        asked = value is True or value not in (None, False, 1, "auto")
+        if name in _REFUSED and asked:
+            raise ConfigError(f"{name}={value!r}: {_REFUSED[name]}")
     known = {name: v for name, v in arguments.items() if name not in _REFUSED}
     fields = set(EngineOptions.__dataclass_fields__)
     if unknown := sorted(set(known) - fields):

@@ -40,6 +40,7 @@ def _mean_square(x: Tensor) -> Tensor:
 def _attend_block(
     state: attention.Running, q: Tensor, keys: Tensor, visible: Tensor, scale: float
 ) -> attention.Running:
+    keys = keys.masked_fill(~visible.unsqueeze(-1), 0.0)  # unwritten bytes may be no numbers
     scores = ordered(q, keys) * scale
     scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
     high = torch.maximum(state.high, scores.amax(-1, keepdim=True))

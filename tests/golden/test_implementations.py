@@ -20,10 +20,32 @@ def test_the_default_operations_give_the_bits_of_the_references(config, sequence
     prompt = reference.prompt(sequence)
     found = []
     for model in (reference, chosen):
-        session = Session(model.network, tokens=len(prompt) + 2)
+        session = session_on(model.network, len(prompt) + 2, 0)
         hidden = [session.feed(tokens).hidden for tokens in (prompt, [5], [9])]
         logits = model.network.logits(torch.cat(hidden))
         state = session.state  # page 0 and slot 0 take writes that go nowhere
         found.append((logits, state.pages[1:], state.slots[1:], session.draft(7).logits))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("ops", ["reference", "auto"])
+@pytest.mark.parametrize("numerics", ["checkpoint", "noquant"])
+def test_bytes_that_a_request_did_not_write_are_never_seen(ops, numerics, runs):
+    """Whatever lay in pages and slots before: zeros, or bytes that decode to no number."""
+    model, found = Model(runs.golden("a"), numerics, ops), []
+    for byte in (0x00, 0xFF, 0x7F):
+        session = session_on(model.network, 300, byte)
+        hidden = [session.feed(tokens).hidden for tokens in (model.prompt("s0"), [7])]
+        found.append((torch.cat(hidden), session.draft(5).logits))
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0])
+        assert torch.equal(other[1], found[0][1])
+
+
+def session_on(network, tokens, byte):
+    """A session whose pools are filled with `byte`."""
+    session = Session(network, tokens=tokens)
+    session.state.pages.fill_(byte)
+    session.state.slots.fill_(byte)
+    return session

@@ -247,8 +247,8 @@ def test_penalties_look_at_prompt_and_outputs_as_documented():
     rules = RowSampling(repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5)
     law = choose(logits, rules, prefix, prompt_len=2).law[0]
     assert law.tolist() == [-2.0, -2.0, -3.0, 0.0, -8.0]
-    negative = choose([-4.0, 0.0], RowSampling(repetition_penalty=2.0), (0,)).law[0]
-    assert negative.tolist() == [-8.0, 0.0]
+    negative = choose([-0.5, 0.0], RowSampling(repetition_penalty=2.0), (0,)).law[0]
+    assert negative.tolist() == [-1.0, 0.0]
 
 
 def test_a_bad_word_is_stopped_at_its_last_id_and_only_within_the_output():

@@ -127,7 +127,7 @@ def test_any_drafts_give_the_tokens_of_a_run_without_drafts(name):
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=CAP + 1),
     st.integers(1, 7),
-    st.sampled_from([-1, 0]),
+    st.sampled_from([-1, 0, 1]),
     st.lists(st.integers(1, 2), max_size=2),
     st.sampled_from([0, FLAG_NAN, FLAG_EMPTY]),
 )
@@ -265,6 +265,23 @@ def test_ratio_follows_the_target_with_its_own_noise():
 def test_ratio_is_biased_if_drafts_share_the_noise_of_the_residual():
     counts, p, *_ = ratio_tokens(Purpose.RESIDUAL)
     assert ((counts - p * ROUNDS) ** 2 / (p * ROUNDS)).sum() > 100
+
+
+def test_ratio_uses_the_noise_of_each_drafts_own_position():
+    count, zero = 500, torch.zeros(500, dtype=torch.int64)
+    law, first, second = torch.randn(3, count, 1, 6)
+    law, first, second = (x - x.amax(-1, keepdim=True) for x in (law, first, second))
+    key = NoiseKey(zero + 5, torch.arange(count) * 3, zero)
+    drafts = torch.randint(0, 6, (count, 2))
+    chosen, flags = torch.full((count, 3), 1), torch.zeros(count, 3, dtype=torch.int32)
+    # The first draft is accepted for certain: its law is the target's.
+    laws = torch.cat((first, law, law), 1)
+    both = ratio(drafts, chosen, flags, laws, torch.cat((first, second), 1), key)
+    later = key._replace(position=key.position + 1)
+    alone = ratio(drafts[:, 1:], chosen[:, 1:], flags[:, 1:], laws[:, 1:], second, later)
+    assert (both.tokens[:, 0] == drafts[:, 0]).all()
+    assert (both.tokens[:, 1:] == alone.tokens).all()
+    assert (both.accepted == alone.accepted + 1).all()
 
 
 def test_ratio_of_greedy_rows_is_match():
