@@ -13,8 +13,8 @@ from deepinfer.config import cache_dir
 from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from deepinfer.api import LLM
     from deepinfer.engine.core import Recorder
-    from deepinfer.engine.llm import LLM
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 EXIT_SOME_FAILED = 1  # the job ran to its end, but something in it failed
@@ -101,13 +101,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def open_llm(args: argparse.Namespace, recorder: Recorder | None = None) -> LLM:
     """The engine that `add_engine` describes."""
-    from deepinfer.engine.llm import LLM
+    from deepinfer.api import LLM
 
     options: dict[str, Any] = {name: getattr(args, name) for name in _ENGINE}
     if args.model == "nano" and args.load_format == "auto":
         print("note: nano has random weights; its answers mean nothing", file=sys.stderr)
     return LLM(
-        model_directory(args.model),
+        args.model,
         verbose=sys.stderr.isatty(),
         recorder=recorder,
         ops=parse_ops(args.op),

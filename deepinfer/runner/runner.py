@@ -140,9 +140,8 @@ class TorchRunner:
         layout, rows = step.layout, self.rows
         positions = rows.length[layout.sample_row] + layout.depth
         state = self._sampler.state
-        drawn = self._sample(
-            step.logits, state, layout.sample_row, positions, rows.tokens, masks, False
-        )
+        known = rows.tokens[:, : layout.batch.max_len + rows.limits.drafts]  # penalties read it all
+        drawn = self._sample(step.logits, state, layout.sample_row, positions, known, masks, False)
         groups, length = layout.groups, rows.length[layout.groups]
         depth = torch.arange(rows.limits.drafts + 1, device=self.device)
         here = depth <= layout.verified.unsqueeze(1)
