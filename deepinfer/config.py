@@ -78,7 +78,9 @@ ENVIRONMENT: Mapping[str, EnvName] = {
     "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": _ignored(_NO_GRAPHS),
     "DISABLE_SYNC_GUARD": _ignored("there is no guard against implicit synchronisation"),
     # Scheduling and memory.
-    "ZERO_OVERHEAD_SCHEDULING": _switch("asynchronous scheduling is not implemented"),
+    "ZERO_OVERHEAD_SCHEDULING": _ignored(
+        "asynchronous scheduling is an option of the engine (async_scheduling)"
+    ),
     "PREFILL_ATTEMPT_INTERVAL": _ignored("ranks do not vote on prefill"),
     "PREFILL_ANY_ATTEMPT_INTERVAL": _ignored("ranks do not vote on prefill"),
     "PREFILL_MAX_SUM_SEQLEN_K": _refused("a cap on the context sum of a batch is not implemented"),

@@ -1,6 +1,9 @@
 """`deepinfer generate` and `score` as a user meets them, on the embedded model."""
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -97,3 +100,25 @@ def test_the_embedded_model_can_be_inspected(cache, capsys):
     by_name = capsys.readouterr().out
     assert main(["inspect", str(nano_directory(cache)), "--json"]) == 0
     assert capsys.readouterr().out == by_name
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_goes_on_where_it_stopped(tmp_path, cache):
+    """kill -9 in the middle, then --resume: every line once, as in a run that nobody disturbed."""
+    source, target, whole = (tmp_path / name for name in ("in", "out", "whole"))
+    prompts = [{"prompt": f"Line {i} of", "max_tokens": 4 + i, "seed": i} for i in range(24)]
+    source.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    command = [sys.executable, "-m", "deepinfer", "generate", "--model", "nano", "--temperature"]
+    command += ["1", "--input", str(source), "--max-num-seqs", "3", "--output"]
+    running = subprocess.Popen([*command, str(target)], stdout=subprocess.DEVNULL)
+    while len(target.read_text().splitlines() if target.exists() else []) < 5:
+        assert running.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    running.kill()
+    running.wait()
+    assert 5 <= len(lines(target)) < 24
+    before = target.read_text().splitlines()
+    subprocess.run([*command, str(target), "--resume"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, str(whole)], check=True, stdout=subprocess.DEVNULL)
+    assert target.read_text() == whole.read_text()
+    assert set(before[:-1]) <= set(target.read_text().splitlines())

@@ -148,7 +148,7 @@ def test_bounded_replay_is_one_result_for_every_schedule():
 
 def test_a_row_with_damaged_logits_ends_alone(monkeypatch):
     engine = service()
-    net = network()
+    net = network("checkpoint")  # the engine's own object
     honest = net.logits
 
     def logits(hidden):

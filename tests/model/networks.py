@@ -72,7 +72,11 @@ def network(
 
 
 def new_state(net: Network, slots: int = 4, pages: int = 12) -> State:
-    return State.allocate(net.arch, net.records, pages=pages, slots=slots, device=net.device)
+    """Cleared pools, so that tests may compare all bytes."""
+    state = State.allocate(net.arch, net.records, pages=pages, slots=slots, device=net.device)
+    state.pages.zero_()
+    state.slots.zero_()
+    return state
 
 
 def run(net: Network, state: State, slices: Sequence[RowSlice], *, compact: bool = True) -> Forward:
