@@ -52,7 +52,7 @@ def test_greedy_answers_equal_the_sequential_engine(mode, ahead):
             assert list(output.outputs[0].token_ids) == expected
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     st.integers(1, 70),
     st.integers(1, 6),

@@ -1,5 +1,7 @@
 """`LLM` as its users meet it, over the embedded model."""
 
+from typing import Any
+
 import pytest
 
 from deepinfer.engine.llm import LLM
