@@ -133,7 +133,7 @@ def test_results_are_handed_out_as_soon_as_they_are_there(llm):
 def test_a_trace_replays_to_the_same_steps(model, tmp_path):
     trace, statistics = tmp_path / "trace", tmp_path / "statistics"
     recorder = FileRecorder(trace, statistics)
-    tight = SMALL | {"max_num_seqs": 2, "max_num_batched_tokens": 5}
+    tight: dict[str, Any] = SMALL | {"max_num_seqs": 2, "max_num_batched_tokens": 5}
     engine = LLM(model, recorder=recorder, **tight)
     engine.generate(["a b c d", "e", "f g"], SamplingParams(max_tokens=3, seed=1), use_tqdm=False)
     recorder.close()
@@ -165,7 +165,7 @@ def test_a_trace_replays_to_the_same_steps(model, tmp_path):
 )
 def test_options_that_cannot_be_met_are_refused_by_name(model, options, message):
     with pytest.raises(DeepinferError, match=message):
-        LLM(model, **{"device": "cpu"} | options)
+        LLM(model, **SMALL | options)
 
 
 def test_options_that_say_what_is_done_anyway_are_taken(model):
