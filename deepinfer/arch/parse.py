@@ -269,7 +269,11 @@ def _engram(text: _Reader) -> Engram | None:
     text.seen |= _ENGRAM_KEYS
     if not text.data.get("engram_layer_ids"):
         return None
-    pad = "engram_pad_id" if "engram_pad_token_id" not in text.data else "engram_pad_token_id"
+    pad, alias = "engram_pad_token_id", "engram_pad_id"
+    if pad not in text.data:
+        pad = alias
+    elif alias in text.data:
+        text.fixed({alias: text.data[pad]})
     return Engram(
         layer_ids=text.integers("engram_layer_ids"),
         num_embeddings=text.integers("engram_num_embeddings"),

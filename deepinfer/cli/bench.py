@@ -56,6 +56,9 @@ def _measure(what: str, *, json: bool) -> Sequence[Mapping[str, object]]:
             {"name": f"{record['rows']} rows, {record['drafts']} drafts", **record}
             for record in scheduler.run(json=json)
         ]
+    from deepinfer.device import find_device
+
+    find_device("cuda")  # says what is missing before the kernels are imported
     from deepinfer.bench import gpu
 
     return gpu.run(json=json)

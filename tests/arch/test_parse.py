@@ -250,6 +250,16 @@ def test_engram_pad_id_is_an_alias():
     assert parse_arch(config) == parse_arch(release())
 
 
+def test_both_spellings_of_the_pad_id_must_agree():
+    def both(config: Json, value: int) -> None:
+        config["text_config"]["engram_pad_id"] = value
+
+    same = release()
+    both(same, same["text_config"]["engram_pad_token_id"])
+    assert parse_arch(same) == parse_arch(release())
+    assert "engram_pad_id: 7 is not supported" in faults(lambda config: both(config, 7))
+
+
 def test_several_faults_are_listed_at_once():
     def change(config: Json) -> None:
         config["text_config"].update(hidden_size="5120", typo_key=1)
