@@ -176,7 +176,10 @@ class Network:
         if not len(boundary.hidden):
             return Flow(boundary.streams, None, boundary.pre)
         output = self._attend(layer, boundary, weights, step)
-        observe = lambda name, value: step.observe(name, layer.index, value)  # noqa: E731
+
+        def observe(name: str, value: Tensor) -> None:
+            step.observe(name, layer.index, value)
+
         observe("attn_coefficients", torch.cat((boundary.pre, boundary.post), -1))
         observe("attn_comb", boundary.comb)
         observe("attn_in", boundary.hidden)
