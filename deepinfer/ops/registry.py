@@ -6,9 +6,12 @@ never one of them. Knows nothing of any particular operation.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from deepinfer.errors import NoImplementation
@@ -128,3 +131,44 @@ class Op:
         known = ", ".join([REFERENCE, *(i.name for i in self.implementations)])
         detail = "; ".join(refusals) or f"no such implementation, there are: {known}"
         raise NoImplementation(f"{self.name}: cannot use {prefer!r} ({detail})")
+
+
+def lazy(
+    op: Op, name: str, *, needs: str, run: str, refuses: str, pack: str, order_class: str
+) -> Implementation:
+    """An implementation whose module is imported when it is first used, as its library is optional.
+
+    It claims to be batch-invariant and graph-safe.
+
+    Args:
+        op: what it implements; its parameters are those of the reference.
+        name: unique within the operation.
+        needs: library that must be installed.
+        run: "module:function", called with the parameters of the reference.
+        refuses: "module:function", called with the static facts.
+        pack: "module:function", called with stored weights.
+        order_class: see `Implementation`.
+    """
+
+    def load(path: str) -> Callable[..., Any]:
+        module, _, function = path.partition(":")
+        return getattr(import_module(module), function)
+
+    @functools.wraps(op.reference)
+    def run_later(*args: Any, **kwargs: Any) -> Any:
+        return load(run)(*args, **kwargs)
+
+    def refuses_later(**facts: Any) -> str | None:
+        if find_spec(needs) is None:
+            return f"{needs} is not installed"
+        return load(refuses)(**facts)
+
+    return Implementation(
+        name,
+        run_later,
+        refuses=refuses_later,
+        pack=lambda weights: load(pack)(weights),
+        batch_invariant=True,
+        graph_safe=True,
+        order_class=order_class,
+    )

@@ -1,9 +1,12 @@
 """Choosing implementations: what is refused, what falls back, and that it says why."""
 
+import sys
+import types
+
 import pytest
 
 from deepinfer.errors import NoImplementation
-from deepinfer.ops.registry import Implementation, Op
+from deepinfer.ops.registry import Implementation, Op, lazy
 
 
 def double(x, *, times=2):
@@ -69,3 +72,50 @@ def test_weights_are_packed_by_the_chosen_implementation(op):
     op.add(Implementation("fast", double, pack=lambda weights: [*weights, "packed"]))
     assert op.bind().pack(["w"]) == ["w", "packed"]
     assert op.bind("reference").pack(["w"]) == ["w"]
+
+
+def later(op, needs):
+    """Doubling by the functions of this module, found when they are first called."""
+    return lazy(
+        op,
+        "later",
+        needs=needs,
+        run=f"{__name__}:tenfold",
+        refuses=f"{__name__}:refuses_cpu",
+        pack=f"{__name__}:listed",
+        order_class="later",
+    )
+
+
+def tenfold(x, *, times=2):
+    return 10 * x * times
+
+
+def refuses_cpu(*, arch, **_facts):
+    return "not for cpu" if arch == "cpu" else None
+
+
+def listed(weights):
+    return [weights]
+
+
+def test_an_optional_implementation_is_loaded_when_it_is_used(op, monkeypatch):
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or this_module())
+    op.add(later(op, "json"))
+    bound = op.bind(arch="sm90")
+    assert (bound(3), bound.pack("w"), bound.implementation.name) == (60, ["w"], "later")
+    assert op.bind(arch="cpu").reason == "later: not for cpu"
+
+
+def test_an_optional_implementation_without_its_library_says_so(op):
+    op.add(later(op, "no_such_library"))
+    assert op.bind(arch="sm90").reason == "later: no_such_library is not installed"
+    with pytest.raises(NoImplementation, match="no_such_library is not installed"):
+        op.bind("later", arch="sm90")
+
+
+def this_module():
+    """This file as a module that `import_module` finds."""
+    module = types.ModuleType(__name__)
+    module.__dict__.update(globals())
+    return module

@@ -1,10 +1,5 @@
 """The step between two sub-layers; see reference.py for its meaning."""
 
-from importlib.util import find_spec
-from typing import Any
-
-from torch import Tensor
-
 from deepinfer.ops.cpu_tiles import serves
 from deepinfer.ops.mhc_boundary import cpu
 from deepinfer.ops.mhc_boundary.reference import (
@@ -15,8 +10,7 @@ from deepinfer.ops.mhc_boundary.reference import (
     split_coefficients,
 )
 from deepinfer.ops.mhc_boundary.reference import mhc_boundary as _reference
-from deepinfer.ops.mhc_update.reference import Pending
-from deepinfer.ops.registry import REFERENCE, Implementation, Op
+from deepinfer.ops.registry import REFERENCE, Implementation, Op, lazy
 
 mhc_boundary = Op(_reference)
 mhc_boundary.add(
@@ -29,58 +23,14 @@ mhc_boundary.add(
         order_class=REFERENCE,
     )
 )
-
-
-# Triton is optional and only there with a GPU build of torch: its module is imported on use.
-
-
-def _triton_refuses(**facts: Any) -> str | None:
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    from deepinfer.ops.mhc_boundary import triton
-
-    return triton.refuses(**facts)
-
-
-def _triton_pack(weights: Any) -> Any:
-    from deepinfer.ops.mhc_boundary import triton
-
-    return triton.pack(weights)
-
-
-def _triton(
-    streams: Tensor,
-    pending: Pending | None,
-    pre: Tensor,
-    weights: Any,
-    *,
-    eps: float,
-    hc_eps: float,
-    iterations: int,
-    quantise: bool,
-) -> Boundary:
-    from deepinfer.ops.mhc_boundary import triton
-
-    return triton.mhc_boundary(
-        streams,
-        pending,
-        pre,
-        weights,
-        eps=eps,
-        hc_eps=hc_eps,
-        iterations=iterations,
-        quantise=quantise,
-    )
-
-
 mhc_boundary.add(
-    Implementation(
+    lazy(
+        mhc_boundary,
         "triton",
-        _triton,
-        refuses=_triton_refuses,
-        pack=_triton_pack,
-        batch_invariant=True,
-        graph_safe=True,
+        needs="triton",
+        run="deepinfer.ops.mhc_boundary.triton:mhc_boundary",
+        refuses="deepinfer.ops.mhc_boundary.triton:refuses",
+        pack="deepinfer.ops.mhc_boundary.triton:pack",
         order_class="sm90",
     )
 )
