@@ -6,7 +6,6 @@ plans or devices.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -217,8 +216,3 @@ def failed(request_id: str, prompt: object, error: str) -> RequestOutput:
     """The result of an input that never entered the engine."""
     text = prompt if isinstance(prompt, str) else None
     return RequestOutput(request_id, text, (), (), error=error)
-
-
-def renamed(output: RequestOutput, request_id: str) -> RequestOutput:
-    """The same result under another name."""
-    return dataclasses.replace(output, request_id=request_id)
