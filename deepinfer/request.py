@@ -241,6 +241,7 @@ class Request:
         arrival: seconds on the engine's clock.
         stop_ids: ids that end it, the end token included unless ignored.
         bad_words: token sequences that must not be generated.
+        cache_salt: pages are shared only among requests of one salt.
     """
 
     request_id: str
@@ -252,6 +253,7 @@ class Request:
     arrival: float = 0.0
     stop_ids: frozenset[int] = field(default_factory=frozenset[int])
     bad_words: tuple[tuple[int, ...], ...] = ()
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True)

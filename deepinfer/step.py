@@ -55,14 +55,17 @@ class Admit(NamedTuple):
         slot: state slot, >= 1.
         ids: all tokens known on the host: prompt, then outputs if it was preempted.
         prompt_len: how many of them are the prompt.
-        cached: leading tokens whose pages are valid already.
-        encoder_start: first position the encoder layers compute (replay), <= cached.
+        cached: leading tokens whose pages are valid already and must not be written.
+        encoder_start: first position that is computed, <= cached; positions from it to `cached`
+            are computed for their windows only (replay), and no window reaches below it.
         decoder_start: first prompt position that runs the decoder layers (`dec_lo`).
         limit: total tokens (prompt and output) after which the row ends.
         end_id: the end token, -1 if ignored.
         stop_ids: other ids that end the row.
         seed, sample: key and sample index of the noise.
         sampling: how tokens are chosen.
+        snapshot: place of the windows of the encoder layers before `encoder_start`, 0 = none; with
+            it windows reach below `encoder_start`.
     """
 
     row: int
@@ -78,6 +81,7 @@ class Admit(NamedTuple):
     seed: int
     sample: int
     sampling: RowSampling
+    snapshot: int = 0
 
 
 class PageAppend(NamedTuple):
@@ -97,6 +101,19 @@ class Prefill(NamedTuple):
     emits: bool
 
 
+class SnapshotSave(NamedTuple):
+    """Keep the encoder windows of the positions before `end` of a row at a place (>= 1).
+
+    `fresh`: a prefill slice of this step contains position `end - 1`; keep what it computes. Else
+    keep what earlier steps left, before anything else of this step: the row may leave in it.
+    """
+
+    row: int
+    end: int
+    place: int
+    fresh: bool
+
+
 class DraftCap(NamedTuple):
     """From this step on at most `cap` drafts of the row are verified a step."""
 
@@ -108,9 +125,10 @@ class DraftCap(NamedTuple):
 class StepPlan:
     """One step: what changes in the set of rows, and what to compute.
 
-    The order within a step is: release, admit, pages, decode_remove, decode_add, then prefill
-    slices and decoding rows are computed together. A decoding row computes its newest token and
-    the drafts it verifies, and generates the accepted drafts plus one token.
+    The order within a step is: windows of earlier steps are kept, release, admit, pages,
+    decode_remove, decode_add, then prefill slices and decoding rows are computed together. A
+    decoding row computes its newest token and the drafts it verifies, and generates the accepted
+    drafts plus one token.
 
     Attributes:
         number: consecutive, from 0.
@@ -122,6 +140,7 @@ class StepPlan:
         draft_cap: rows whose own cap changes (0 until said).
         graph_rows: padded number of decoding rows of a captured graph, 0 = eager.
         max_len_hi: bound on the tokens of any row after this step.
+        snapshots: windows to keep.
         masked: rows whose grammar masks follow in `sample`.
         group: agreed rounds of a step over several ranks, 1 on one rank.
     """
@@ -137,6 +156,7 @@ class StepPlan:
     draft_cap: tuple[DraftCap, ...] = ()
     graph_rows: int = 0
     max_len_hi: int = 0
+    snapshots: tuple[SnapshotSave, ...] = ()
     masked: tuple[int, ...] = ()
     group: int = 1
 
@@ -163,6 +183,7 @@ _ITEMS: dict[str, Any] = {
     "pages": PageAppend,
     "prefill": Prefill,
     "draft_cap": DraftCap,
+    "snapshots": SnapshotSave,
 }
 
 

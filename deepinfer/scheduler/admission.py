@@ -1,12 +1,20 @@
-"""From a request to a job, and to what the device is told. Knows nothing of queues and steps."""
+"""From a request to a job, when it comes in, and what the device is told of it.
+
+Knows nothing of how a step is shared.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
 
 from deepinfer.cache import pages_for
 from deepinfer.errors import RequestError
 from deepinfer.request import Request
-from deepinfer.scheduler.limits import Limits
-from deepinfer.scheduler.rows import Job
+from deepinfer.scheduler.limits import LOOK_AHEAD, Limits, Policy
+from deepinfer.scheduler.queue import WaitingQueue
+from deepinfer.scheduler.reuse import Reuse, decoder_start
+from deepinfer.scheduler.rows import Job, RowTable
 from deepinfer.step import Admit, RowSampling
 
 
@@ -69,30 +77,81 @@ def new_job(request: Request, limits: Limits, arrival: int) -> Job:
     return Job(request, row_sampling(request), arrival, limit, length)
 
 
-def admit_message(job: Job, limits: Limits, end_id: int) -> Admit:
-    """What the device is told of a job that has its row.
+def joining(
+    jobs: Mapping[str, Job],
+    queue: WaitingQueue,
+    rows: RowTable,
+    reuse: Reuse,
+    prefilling: list[Job],
+    limits: Limits,
+    policy: Policy,
+    now: float,
+) -> list[Job]:
+    """Waiting requests, in order, for which there are rows and pages.
 
-    The decoder start is `max(prompt - decoder_keep, 0)`, counted from the prompt alone and so the
-    same after a preemption (model-decisions.md H). A prompt whose log-probabilities are wanted runs
-    every layer.
+    A request comes in when the pages of all it knows are free, not promised to another prompt and
+    not headroom. It gets them slice by slice, so decoding rows may use them meanwhile. Who finds
+    too few is passed by, unless it waited too long or was preempted: pages were short then, and
+    newcomers would make them shorter. So is who could share a page that is just being computed.
+
+    Args:
+        jobs: all requests by name.
+        queue: those that wait.
+        rows: those that run, and the pages.
+        reuse: what they could share; `planned` of those returned is what they would start with.
+        prefilling: rows whose prompt is not computed yet.
+        limits: of the device.
+        policy: its headroom.
+        now: seconds.
     """
+    page, pool = limits.page_tokens, rows.pool
+    running = len(rows.decoding) + len(prefilling)
+    seats = min(limits.max_num_seqs - running, rows.num_free)
+    if seats <= 0:
+        return []
+    room = pool.free - sum(pages_for(job.target, page) - len(job.pages) for job in prefilling)
+    if running:
+        room -= limits.num_pages * policy.headroom_percent // 100
+    found: list[Job] = []
+    claimed: set[bytes] = set()
+    for waiting in islice(queue.order(), LOOK_AHEAD):
+        job = jobs[waiting.request_id]
+        hit = reuse.find(job, now)
+        key = reuse.next_key(job, hit)
+        urgent = waiting.resumed or queue.aged(waiting)
+        if key is not None and not urgent and (key in claimed or reuse.is_pending(key)):
+            continue
+        need = pages_for(job.target, page) - len(hit.pages) + pool.idle(hit.pages)
+        if need <= room:
+            job.planned = hit.start
+            found.append(job)
+            room -= need
+            if key is not None:
+                claimed.add(key)
+            if len(found) == seats:
+                break
+        elif urgent:
+            break
+    return found
+
+
+def admit_message(job: Job, limits: Limits, end_id: int) -> Admit:
+    """What the device is told of a job that has its row."""
     request = job.request
-    length, keep = len(request.prompt_token_ids), limits.decoder_keep
-    if request.params.prompt_logprobs is not None:
-        keep = None
     end_id = end_id if end_id in request.stop_ids else -1
     return Admit(
         row=job.row,
         slot=job.row,
         ids=request.prompt_token_ids + tuple(job.outputs),
-        prompt_len=length,
-        cached=0,
-        encoder_start=0,
-        decoder_start=0 if keep is None else max(length - keep, 0),
+        prompt_len=len(request.prompt_token_ids),
+        cached=job.published * limits.page_tokens,
+        encoder_start=job.cached,
+        decoder_start=decoder_start(request, limits.decoder_keep),
         limit=job.limit,
         end_id=end_id,
         stop_ids=tuple(sorted(request.stop_ids - {end_id})),
         seed=request.seed,
         sample=request.sample,
         sampling=job.sampling,
+        snapshot=job.windows,
     )

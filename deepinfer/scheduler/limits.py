@@ -18,6 +18,26 @@ LOOK_AHEAD = 64
 
 
 @dataclass(frozen=True)
+class Caching:
+    """How prompts share what is computed already.
+
+    Attributes:
+        first_key: of the key chain (`cache.first_key`).
+        replay: positions before a hit that are computed again for their windows; with `exact` as
+            many as make every later number the same as without a hit, else the bounded replay.
+        exact: see `replay`.
+        snapshots: places for window snapshots on the host, 0 = none.
+        ttl: seconds a snapshot is kept after its last use.
+    """
+
+    first_key: bytes
+    replay: int
+    exact: bool = True
+    snapshots: int = 0
+    ttl: float = 300.0
+
+
+@dataclass(frozen=True)
 class Limits:
     """What the device was built for.
 
@@ -31,6 +51,7 @@ class Limits:
         max_draft: most drafts of a row verified in a step; 0 = no speculation.
         page_tokens: tokens a page.
         decoder_keep: last prompt tokens that run the decoder layers; None = all of them (exact).
+        caching: how prompts share pages; None = they do not.
         graph_sizes: row counts of captured graphs of decoding steps, ascending; () = eager.
 
     Raises:
@@ -45,6 +66,7 @@ class Limits:
     max_draft: int = 0
     page_tokens: int = 128
     decoder_keep: int | None = None
+    caching: Caching | None = None
     graph_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,6 +85,12 @@ class Limits:
             raise ConfigError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens}: use at least max_num_seqs "
                 f"({self.max_num_seqs}), one token a request"
+            )
+        caching, keep = self.caching, self.decoder_keep or 0
+        if caching is not None and not caching.exact and caching.replay < keep:
+            raise ConfigError(
+                f"a bounded replay of {caching.replay} rows does not reach back to the last {keep} "
+                "prompt rows, which run the decoder layers; use at least decoder_keep"
             )
         if list(self.graph_sizes) != sorted(set(self.graph_sizes)) or 0 in self.graph_sizes:
             raise ConfigError(f"graph_sizes {self.graph_sizes}: use ascending positive sizes")

@@ -39,7 +39,7 @@ class Progress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Counters. Up to `pages_free` as of now, then totals since the start.
+    """Counters. Up to `pages_cached` as of now, then totals since the start.
 
     Attributes:
         waiting: requests in the queue.
@@ -50,12 +50,15 @@ class Snapshot(NamedTuple):
         tokens: sure tokens of all rows.
         pages_used: pages owned by rows.
         pages_free: pages owned by nobody.
+        pages_cached: pages that a later prompt can find, owned or not.
         steps: plans made.
         finished: requests that ended, for any reason.
         preemptions: rows given up for want of pages.
         generated: tokens generated.
         drafts_verified: drafts that were checked.
         drafts_accepted: drafts that were right.
+        prompt_tokens: tokens of the prompts that were admitted.
+        prompt_tokens_cached: those of them that were not computed again.
     """
 
     waiting: int
@@ -66,12 +69,15 @@ class Snapshot(NamedTuple):
     tokens: int
     pages_used: int
     pages_free: int
+    pages_cached: int
     steps: int
     finished: int
     preemptions: int
     generated: int
     drafts_verified: int
     drafts_accepted: int
+    prompt_tokens: int
+    prompt_tokens_cached: int
 
 
 def outcome(flags: int, token_ids: tuple[int, ...]) -> tuple[FinishReason, int | None, str | None]:

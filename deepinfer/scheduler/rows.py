@@ -47,6 +47,14 @@ class Job:
         aged: it waited so long that others are preempted before it.
         first_token: time of it, seconds.
         preemptions: how often it was preempted.
+        first_key: of its key chain, None if its pages are not shared.
+        keys: of its leading full pages.
+        published: leading pages that others may find (or found before it).
+        cached: leading tokens that were not computed in its row.
+        first_hit: pages it shared when it was admitted first, None before.
+        reused: `cached` of its first row.
+        windows: snapshot place of the windows before `cached`, 0 = none.
+        saved: key of the last snapshot of its output, None = none.
     """
 
     request: Request
@@ -61,6 +69,14 @@ class Job:
     aged: bool = False
     first_token: float | None = None
     preemptions: int = 0
+    first_key: bytes | None = None
+    keys: list[bytes] = field(default_factory=list[bytes])
+    published: int = 0
+    cached: int = 0
+    first_hit: int | None = None
+    reused: int = 0
+    windows: int = 0
+    saved: bytes | None = None
 
     @property
     def urgency(self) -> int:
@@ -121,16 +137,25 @@ class RowTable:
         self.state[row] = state
         self._changed = True
 
-    def enter(self, job: Job) -> None:
-        """Give a request the lowest free row, to prefill its known tokens."""
-        job.row, job.planned = heappop(self._free), 0
+    def enter(self, job: Job, pages: list[int], start: int) -> list[PageAppend]:
+        """Give a request the lowest free row, to prefill its known tokens from `start` on.
+
+        Args:
+            job: the request.
+            pages: shared pages that hold its first tokens; it becomes one of their owners.
+            start: first position to compute.
+        """
+        job.row, job.planned = heappop(self._free), start
+        self.pool.share(pages)
+        job.pages = list(pages)
         self.move(job.row, PREFILL)
         self.jobs[job.row] = job
         self.holders[job.row] = job.request.request_id
         self.lo[job.row] = self.hi[job.row] = job.target
         self.limit[job.row] = job.limit
-        self.pages[job.row] = 0
+        self.pages[job.row] = len(pages)
         self.last_step[job.row] = -1
+        return [PageAppend(job.row, place, page) for place, page in enumerate(pages)]
 
     def free(self, row: int) -> Job:
         """Free a row and its pages; returns its request. Nowhere else are pages freed."""

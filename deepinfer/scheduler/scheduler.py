@@ -7,7 +7,6 @@ an argument, and equal calls give equal plans.
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +15,14 @@ from numpy.typing import NDArray
 from deepinfer.cache import pages_for
 from deepinfer.errors import RequestError
 from deepinfer.request import FinishReason, Request, RequestMetrics
-from deepinfer.scheduler.admission import admit_message, new_job
-from deepinfer.scheduler.limits import LOOK_AHEAD, Limits, Policy
+from deepinfer.scheduler.admission import admit_message, joining, new_job
+from deepinfer.scheduler.limits import Limits, Policy
 from deepinfer.scheduler.policy import choose_victim, share_budget
 from deepinfer.scheduler.queue import WaitingQueue
 from deepinfer.scheduler.report import Progress, Snapshot, outcome
+from deepinfer.scheduler.reuse import Hit, Reuse
 from deepinfer.scheduler.rows import CLOSED, DECODE, DRAINING, FREE, PREFILL, Job, RowTable
-from deepinfer.step import Admit, DraftCap, PageAppend, Prefill, StepPlan, StepResult
+from deepinfer.step import FLAG_NAN, Admit, DraftCap, PageAppend, Prefill, StepPlan, StepResult
 
 
 class _Flight(NamedTuple):
@@ -60,6 +60,7 @@ class Scheduler:
         self.policy = policy
         self._end_id = end_id
         self._rows = RowTable(limits)
+        self._reuse = Reuse(limits, self._rows.pool)
         self._queue = WaitingQueue()
         self._jobs: dict[str, Job] = {}
         self._flights: deque[_Flight] = deque()
@@ -81,7 +82,8 @@ class Scheduler:
         name = request.request_id
         if name in self._jobs:
             raise RequestError(f"request {name!r} is being served already; choose another name")
-        self._jobs[name] = new_job(request, self.limits, self._arrivals)
+        job = self._jobs[name] = new_job(request, self.limits, self._arrivals)
+        self._reuse.begin(job)
         self._arrivals += 1
         self._queue.push(name, request.priority, resumed=False)
 
@@ -174,14 +176,15 @@ class Scheduler:
         work = _Work(shares.drafts, [], [], pages)
         latest = -1
         for job, share in zip(jobs, shares.prefill, strict=True):
-            room = (len(job.pages) + rows.pool.free) * limits.page_tokens - job.planned
-            length = min(share, room)
-            if length == 0:
+            hit = None if job.row else self._reuse.find(job, self._now)
+            length = min(share, self._room(job, hit))
+            if length <= 0:
                 continue
-            if not job.row:
-                latest = max(latest, self._admit(job, work))
+            if hit is not None:
+                latest = max(latest, self._admit(job, hit, work))
             need = pages_for(job.planned + length, limits.page_tokens) - len(job.pages)
-            work.pages.extend(rows.append_pages(job.row, need))
+            if need > 0:
+                work.pages.extend(rows.append_pages(job.row, need))
             emits = job.planned + length == job.target
             work.prefill.append(Prefill(job.row, job.planned, length, emits))
             job.planned += length
@@ -189,41 +192,24 @@ class Scheduler:
             self._queue.admitted(latest)
         return work
 
+    def _room(self, job: Job, hit: Hit | None) -> int:
+        """Tokens that the job could compute in the pages it has and those that are free."""
+        start, pages, free = job.planned, len(job.pages), self._rows.pool.free
+        if hit is not None:
+            start, pages = hit.start, len(hit.pages)
+            free -= self._rows.pool.idle(hit.pages)
+        return min((pages + free) * self.limits.page_tokens, job.target) - start
+
     def _joining(self, prefilling: list[Job]) -> list[Job]:
-        """Waiting requests, in order, for which there are rows and pages.
+        parts = (self._queue, self._rows, self._reuse)
+        return joining(self._jobs, *parts, prefilling, self.limits, self.policy, self._now)
 
-        A request comes in when the pages of all it knows are free, not promised to another prompt
-        and not headroom. It gets them slice by slice, so decoding rows may use them meanwhile. Who
-        finds too few is passed by, unless it waited too long or was preempted: pages were short
-        then, and newcomers would make them shorter.
-        """
-        limits, page = self.limits, self.limits.page_tokens
-        running = len(self._rows.decoding) + len(prefilling)
-        seats = min(limits.max_num_seqs - running, self._rows.num_free)
-        if seats <= 0:
-            return []
-        room = self._rows.pool.free
-        room -= sum(pages_for(job.target, page) - len(job.pages) for job in prefilling)
-        if running:
-            room -= limits.num_pages * self.policy.headroom_percent // 100
-        joining: list[Job] = []
-        for waiting in islice(self._queue.order(), LOOK_AHEAD):
-            job = self._jobs[waiting.request_id]
-            need = pages_for(job.target, page)
-            if need <= room:
-                joining.append(job)
-                room -= need
-                if len(joining) == seats:
-                    break
-            elif waiting.resumed or self._queue.aged(waiting):
-                break
-        return joining
-
-    def _admit(self, job: Job, work: _Work) -> int:
+    def _admit(self, job: Job, hit: Hit, work: _Work) -> int:
         """Give a waiting request a row; returns its stamp in the queue."""
         waiting = self._queue.remove(job.request.request_id)
         job.aged = job.aged or self._queue.aged(waiting)
-        self._rows.enter(job)
+        work.pages.extend(self._rows.enter(job, hit.pages, hit.start))
+        self._reuse.enter(job, hit)
         work.admit.append(admit_message(job, self.limits, self._end_id))
         return waiting.stamp
 
@@ -237,6 +223,9 @@ class Scheduler:
         self._flights.append(_Flight(number, decoding + emitting, booked))
         self._steps += 1
         released, rows.released = rows.released, []
+        saves = self._reuse.saves(work.prefill, rows.jobs, self._now)
+        for piece in work.prefill:
+            self._reuse.computed(rows.job(piece.row), piece.start + piece.length)
         graphs = () if work.prefill else self.limits.graph_sizes
         return StepPlan(
             number=number,
@@ -250,6 +239,7 @@ class Scheduler:
             draft_cap=tuple(DraftCap(row, most) for row in add) if most else (),
             graph_rows=next((size for size in graphs if size >= decoding), 0),
             max_len_hi=longest,
+            snapshots=tuple(saves),
         )
 
     def _preempt(self) -> None:
@@ -257,7 +247,9 @@ class Scheduler:
         assert not self._flights, "lengths are not known while a step is uncollected"
         candidates = self._rows.candidates()
         assert len(candidates) > 1, "a row that is alone fits: `new_job` made sure"
-        job = self._rows.free(choose_victim(candidates).row)
+        victim = choose_victim(candidates).row
+        self._reuse.leave(self._rows.job(victim))
+        job = self._rows.free(victim)
         job.preemptions += 1
         job.target = len(job.request.prompt_token_ids) + len(job.outputs)
         self._queue.push(job.request.request_id, job.request.priority, resumed=True)
@@ -309,8 +301,11 @@ class Scheduler:
             job.outputs += new
             if job.first_token is None and new:
                 job.first_token = self._now
+            self._reuse.generated(job, self._now)
             if flag:
                 reason, stop_id, error = outcome(flag, new)
+                if flag & FLAG_NAN:
+                    self._reuse.distrust(job)
                 last = self._end(job, reason)
                 news.append(last._replace(token_ids=new, stop_id=stop_id, error=error, place=place))
             else:
@@ -320,6 +315,7 @@ class Scheduler:
     def _end(self, job: Job, reason: FinishReason) -> Progress:
         """Forget a request; its row drains if an uncollected step computes it."""
         request, row = job.request, job.row
+        self._reuse.leave(job)
         del self._jobs[request.request_id]
         self._finished += 1
         if not row:
@@ -329,7 +325,13 @@ class Scheduler:
         else:
             self._rows.move(row, DRAINING)
         metrics = RequestMetrics(request.arrival, job.first_token, self._now, job.preemptions)
-        return Progress(request.request_id, finish_reason=reason, metrics=metrics)
+        return Progress(
+            request.request_id, finish_reason=reason, num_cached_tokens=job.reused, metrics=metrics
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what could be shared; requests that run keep what they have."""
+        self._reuse.reset()
 
     def request_at(self, row: int) -> str | None:
         """Whose row the result applied last spoke of, also if that request has just ended."""
@@ -347,12 +349,15 @@ class Scheduler:
             tokens=int(rows.lo[rows.state != FREE].sum()),
             pages_used=rows.pool.used,
             pages_free=rows.pool.free,
+            pages_cached=rows.pool.cached,
             steps=self._steps,
             finished=self._finished,
             preemptions=self._preemptions,
             generated=self._generated,
             drafts_verified=self._verified,
             drafts_accepted=self._accepted,
+            prompt_tokens=self._reuse.queries,
+            prompt_tokens_cached=self._reuse.hits,
         )
 
     def check(self) -> list[str]:

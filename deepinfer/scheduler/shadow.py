@@ -22,6 +22,7 @@ from deepinfer.step import (
     FLAG_NAN,
     FLAG_STOP_ID,
     Admit,
+    SnapshotSave,
     StepPlan,
     StepResult,
 )
@@ -86,7 +87,7 @@ class DrafterSpec(NamedTuple):
 
 @dataclass(slots=True)
 class _Row:
-    """State of a row, as a device would keep it."""
+    """State of a row, as a device would keep it; `computed` counts tokens from the first on."""
 
     admit: Admit
     tokens: list[int]
@@ -109,9 +110,10 @@ class _Outcome(NamedTuple):
 class ShadowDevice:
     """Rows, pages and a fake drafter behind the calls of a runner.
 
-    Every broken promise of a plan raises AssertionError: a page with two owners, a position without
-    its page, a gap between slices, decoding before the prompt is computed, an unknown row, a budget
-    that is exceeded, more than one uncollected step when the next one starts.
+    Every broken promise of a plan raises AssertionError: a page that two rows write, a shared page
+    that holds something else, a position without its page, a gap between slices, windows that are
+    missing, decoding before the prompt is computed, an unknown row, a budget that is exceeded, more
+    than one uncollected step when the next one starts.
 
     Args:
         limits: of the scheduler.
@@ -133,7 +135,8 @@ class ShadowDevice:
         self._nan_at = nan_at
         self._vocabulary = vocabulary
         self._pages = np.full((limits.num_pages + 1, limits.page_tokens), _POISON, np.uint64)
-        self._owner = [0] * (limits.num_pages + 1)
+        self._owners = [0] * (limits.num_pages + 1)
+        self._snapshots: dict[int, int] = {}  # place -> running hash before its border
         self._rows: dict[int, _Row] = {}
         self._decoding: set[int] = set()
         self._results: deque[StepResult] = deque()
@@ -145,6 +148,7 @@ class ShadowDevice:
         assert len(self._results) < 2, "more than one step is uncollected"
         assert not plan.masked, "the shadow device draws without masks"
         self._steps += 1
+        self._keep([save for save in plan.snapshots if not save.fresh])
         self._update(plan)
         outcomes: list[_Outcome] = []
         for number, start, length, emits in plan.prefill:
@@ -158,6 +162,7 @@ class ShadowDevice:
             row.computed = start + length
             if emits:
                 outcomes.append(self._generate(number, [], plan.max_len_hi))
+        self._keep([save for save in plan.snapshots if save.fresh])
         budget = plan.draft_budget
         for number in sorted(self._decoding):
             row = self._rows[number]
@@ -187,21 +192,28 @@ class ShadowDevice:
         """Change the set of rows, in the order of the contract."""
         for number in plan.release:
             for page in self._rows.pop(number).pages:
-                self._owner[page] = 0
-                self._pages[page] = _POISON
+                self._owners[page] -= 1
+                if self.limits.caching is None:
+                    self._pages[page] = _POISON
         for admit in plan.admit:
             assert 1 <= admit.row <= self.limits.num_slots, f"row {admit.row}"
             assert 1 <= admit.slot <= self.limits.num_slots, f"slot {admit.slot}"
             assert admit.row not in self._rows, f"row {admit.row} is taken"
             assert all(admit.slot != row.admit.slot for row in self._rows.values()), admit.slot
             stops = frozenset(admit.stop_ids) | {admit.end_id}
-            self._rows[admit.row] = _Row(admit, list(admit.ids), stops)
+            assert admit.encoder_start <= admit.cached < len(admit.ids), f"{admit.cached=}"
+            self._rows[admit.row] = _Row(admit, list(admit.ids), stops, admit.encoder_start)
         for number, place, page in plan.pages:
             assert 1 <= page <= self.limits.num_pages, f"page {page}"
-            assert not self._owner[page], f"page {page} of row {self._owner[page]} to row {number}"
-            assert place == len(self._rows[number].pages), f"row {number}: entry {place}"
-            self._owner[page] = number
-            self._rows[number].pages.append(page)
+            row = self._rows[number]
+            assert place == len(row.pages), f"row {number}: entry {place}"
+            if place * self.limits.page_tokens >= row.admit.cached:
+                assert not self._owners[page], f"page {page} is written by row {number} and another"
+                self._pages[page] = _POISON
+            self._owners[page] += 1
+            row.pages.append(page)
+        for admit in plan.admit:
+            self._check_hit(self._rows[admit.row])
         assert self._decoding.issuperset(plan.decode_remove), plan.decode_remove
         self._decoding.difference_update(plan.decode_remove)
         assert self._decoding.isdisjoint(plan.decode_add), plan.decode_add
@@ -212,6 +224,33 @@ class ShadowDevice:
             assert done or row.ended, f"row {number} decodes before its prompt is computed"
         for number, cap in plan.draft_cap:
             self._rows[number].cap = cap
+
+    def _check_hit(self, row: _Row) -> None:
+        """A row starts where its windows are right: at 0, at a snapshot, or behind a replay."""
+        admit, caching = row.admit, self.limits.caching
+        start, end = admit.encoder_start, admit.cached
+        if not end:
+            return
+        assert caching is not None, "a hit without caching"
+        assert end % self.limits.page_tokens == 0, f"{end=} is inside a page"
+        self._read(row, end - 1)
+        first = end
+        if self.limits.decoder_keep is not None:
+            assert start <= admit.decoder_start or not start, "the decoder misses its first rows"
+            first = min(end, admit.decoder_start) if caching.exact else end
+        if admit.snapshot:
+            assert start == end
+            assert self._snapshots[admit.snapshot] == self._read(row, end - 1), "another prompt's"
+        elif start or not caching.exact:
+            assert start <= first - caching.replay, f"row {admit.row} replays too few positions"
+
+    def _keep(self, saves: Iterable[SnapshotSave]) -> None:
+        for number, end, place, _ in saves:
+            row, caching = self._rows[number], self.limits.caching
+            assert caching is not None
+            assert 1 <= place <= caching.snapshots, f"place {place}"
+            assert end <= row.computed or row.ended, f"row {number} is computed to {row.computed}"
+            self._snapshots[place] = self._read(row, end - 1)
 
     def _generate(self, number: int, drafts: list[int], longest: int) -> _Outcome:
         """Compute the newest token of a row and `drafts`; keep what is right and one more."""
@@ -259,6 +298,10 @@ class ShadowDevice:
             state = _fold(state, token)
             place = position // size
             assert place < len(row.pages), f"row {row.admit.row} owns no page of {position}"
+            if position < row.admit.cached:
+                assert state == self._read(row, position), (
+                    f"row {row.admit.row} shares a wrong page"
+                )
             self._pages[row.pages[place], position % size] = state
             states.append(state)
         return states

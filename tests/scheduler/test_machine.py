@@ -12,11 +12,29 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from deepinfer.scheduler import LATENCY, POLICIES, THROUGHPUT, Limits
+from deepinfer.scheduler import LATENCY, POLICIES, THROUGHPUT, Caching, Limits
 from deepinfer.scheduler.shadow import DrafterSpec
 from tests.scheduler.driver import END, VOCABULARY, Drive, naive, request
 
-prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30)
+# Many prompts begin alike, so that pages are shared.
+PREFIXES = [[], [7] * 24, list(range(1, 17)), [*range(1, 9), *[5] * 13]]
+prompts = st.builds(
+    lambda prefix, count, rest: [*prefix[:count], *rest],
+    st.sampled_from(PREFIXES),
+    st.integers(0, 24),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6),
+)
+cachings = st.one_of(
+    st.none(),
+    st.builds(
+        Caching,
+        first_key=st.just(b"first"),
+        replay=st.sampled_from([6, 7, 12]),
+        exact=st.booleans(),
+        snapshots=st.integers(0, 2),
+        ttl=st.sampled_from([3.0, 1e9]),
+    ),
+)
 drafters = st.builds(
     DrafterSpec,
     right_percent=st.sampled_from([0, 40, 80, 100]),
@@ -37,6 +55,7 @@ def limits(draw):
         max_draft=draw(st.integers(0, 3)),
         page_tokens=4,
         decoder_keep=draw(st.sampled_from([None, 6])),
+        caching=draw(cachings),
     )
 
 
@@ -103,6 +122,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(turns):
             if len(self.drive.uncollected) < 2:
                 self.drive.step()
+
+    @rule()
+    def reset(self):
+        self.drive.scheduler.reset_prefix_cache()
+        assert self.drive.scheduler.snapshot().pages_cached == 0
 
     @rule()
     def hear(self):

@@ -10,7 +10,7 @@ from tests.scheduler.driver import LIMITS, request
 def table_of(*lengths):
     table = RowTable(LIMITS)
     for arrival, length in enumerate(lengths):
-        table.enter(new_job(request(arrival, [1] * length, 9, priority=3), LIMITS, arrival))
+        table.enter(new_job(request(arrival, [1] * length, 9, priority=3), LIMITS, arrival), [], 0)
     return table
 
 
@@ -27,7 +27,7 @@ def test_the_lowest_free_row_is_taken_first():
     table = table_of(1, 1, 1)
     table.free(3)
     table.free(1)
-    table.enter(new_job(request(9, [1], 1), LIMITS, 9))
+    table.enter(new_job(request(9, [1], 1), LIMITS, 9), [], 0)
     assert table.job(1).request.request_id == "9"
     assert table.released == [3, 1]
 
@@ -52,4 +52,4 @@ def test_check_sees_what_does_not_fit_together():
     assert table.check(-1, -1) == ["row 2 has 6 tokens, its bounds are 7 and 6"]
     table.lo[2] = 6
     table.job(2).pages = [1]
-    assert "page 1 is free or owned 2 times" in table.check(-1, -1)
+    assert "page 1 has 2 owners, 1 are counted" in table.check(-1, -1)

@@ -65,7 +65,7 @@ def test_the_hand_made_steps_generate_the_hash_of_the_prefix():
         ({}, {"prefill": (Prefill(1, 3, 1, True),)}, "row 1 prefills and decodes in one step"),
         ({}, {"decode_add": (1, 2)}, "row 2 decodes before its prompt is computed"),
         ({}, {"decode_remove": (1,)}, r"\(1,\)"),
-        ({}, {"pages": (PageAppend(1, 1, 4),)}, "page 4 of row 2 to row 1"),
+        ({}, {"pages": (PageAppend(1, 1, 4),)}, "page 4 is written by row 1 and another"),
         ({}, {"pages": (PageAppend(1, 2, 6),)}, "row 1: entry 2"),
         ({}, {"pages": (PageAppend(1, 1, 0),)}, "page 0"),
         ({}, {"pages": (PageAppend(1, 1, 17),)}, "page 17"),
