@@ -1,0 +1,1 @@
+"""From request bodies of three protocols to conversations."""

@@ -1,0 +1,77 @@
+"""Texts and images of one message, put together as its content.
+
+It does not know how protocols write their parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from deepinfer.recipe.conversation import (
+    ImageSource,
+    Message,
+    SystemMessage,
+    Task,
+    ToolDefinition,
+    ToolMessage,
+    UserMessage,
+)
+from deepinfer.recipe.options import ModelVersion
+
+T = TypeVar("T", bound=Message)
+PART_SEPARATOR = "\n\n"
+# What stands in prompts of V4 for an image, whatever it is.
+UNSUPPORTED_IMAGE = "[Unsupported Image]"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A text with images: `places` are the half-open ranges of `text` that stand for them."""
+
+    text: str
+    sources: tuple[ImageSource, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+
+    def as_user(self, task: Task | None = None) -> Message:
+        """The content as what a user says, with a quick instruction if there is one."""
+        return placed(UserMessage(self.text, self.sources, task=task), self.places)
+
+    def as_tool(self, call_id: str | None) -> Message:
+        """The content as the result of a call."""
+        return placed(ToolMessage(self.text, call_id, self.sources), self.places)
+
+    def as_system(self, tools: list[ToolDefinition] | None = None) -> Message:
+        """The content as instructions, which may bring tools."""
+        return placed(SystemMessage(self.text, self.sources, tools), self.places)
+
+
+def sees_images(version: ModelVersion) -> bool:
+    """Whether the model can be shown images."""
+    return version is ModelVersion.DeepseekV41Flash
+
+
+def placed(message: T, places: Sequence[tuple[int, int]]) -> T:
+    """The message with its images where they are, which a search of its text may not find."""
+    object.__setattr__(message, "_placeholders", list(places))
+    return message
+
+
+def joined(parts: Iterable[str | ImageSource], image_token: str) -> Content:
+    """Join parts by an empty line, with `image_token` for every image."""
+    texts: list[str] = []
+    sources: list[ImageSource] = []
+    places: list[tuple[int, int]] = []
+    end = 0
+    for part in parts:
+        start = end + len(PART_SEPARATOR) if texts else 0
+        if isinstance(part, ImageSource):
+            text = image_token
+            sources.append(part)
+            places.append((start, start + len(text)))
+        else:
+            text = part
+        texts.append(text)
+        end = start + len(text)
+    return Content(PART_SEPARATOR.join(texts), tuple(sources), tuple(places))
