@@ -1,0 +1,1 @@
+"""Question sets: each module makes questions and scores replies to them."""
