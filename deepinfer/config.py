@@ -47,9 +47,8 @@ def _switch(says: str) -> EnvName:
     return EnvName("refused", says, _OFF)
 
 
-_NO_GRAPHS = "device graphs are not implemented; every step runs eagerly"
-_NO_DRAFTS = "speculative decoding is not implemented"
-_NO_REPLAY = "bounded replay is not an environment setting of this engine"
+_GRAPH_SIZES = "captured row counts are an option of the engine (cudagraph_capture_sizes)"
+_NO_PLANNING = "drafts are a fixed number a row; how many to verify is not planned yet"
 _NO_EPLB = "expert replicas and their placement (EPLB) are not implemented"
 _NO_IMAGES = "image input is not implemented"
 _NO_GRAMMAR = "structured output is not implemented"
@@ -65,17 +64,17 @@ ENVIRONMENT: Mapping[str, EnvName] = {
     "HF_MODEL_DIR": _refused("name the checkpoint directory on the command line"),
     "JIT_CACHE_DIR": _ignored("nothing is compiled at run time"),
     # Speculation.
-    "USE_NEXTN_DECODE": _refused(f"{_NO_DRAFTS}; 0 is the only value", "0"),
-    "ENABLE_MTP_VARLEN": _switch(_NO_DRAFTS),
+    "USE_NEXTN_DECODE": EnvName("taken", "default of num_speculative_tokens"),
+    "ENABLE_MTP_VARLEN": _switch(_NO_PLANNING),
     "MAX_BACKTRACKING_TOKENS": _ignored("ring lengths follow from the config of the model"),
-    "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": _refused(_NO_DRAFTS),
+    "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": _refused(_NO_PLANNING),
     "DECODE_PERF_CACHE_DIR": _ignored("no step is timed to plan drafts"),
     "DECODE_PERF_CACHE_TTL_SEC": _ignored("no step is timed to plan drafts"),
     # Graphs.
-    "ENFORCE_EAGER": _ignored(_NO_GRAPHS, *_OFF, "1", "true", "True"),
-    "DFLASH_ENFORCE_EAGER": _ignored(_NO_GRAPHS, *_OFF, "1", "true", "True"),
-    "CUDAGRAPH_BATCH_SIZE_INTERVAL": _ignored(_NO_GRAPHS),
-    "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": _ignored(_NO_GRAPHS),
+    "ENFORCE_EAGER": EnvName("taken", "default of enforce_eager"),
+    "DFLASH_ENFORCE_EAGER": _ignored("drafts are captured with the steps they belong to"),
+    "CUDAGRAPH_BATCH_SIZE_INTERVAL": _ignored(_GRAPH_SIZES),
+    "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL": _ignored(_GRAPH_SIZES),
     "DISABLE_SYNC_GUARD": _ignored("there is no guard against implicit synchronisation"),
     # Scheduling and memory.
     "ZERO_OVERHEAD_SCHEDULING": _ignored(
@@ -88,8 +87,8 @@ ENVIRONMENT: Mapping[str, EnvName] = {
     "NUM_STATE_SLOTS_RATIO": _ignored("a slot is kept for each running request"),
     "PREFILL_STORE_EXTRA_STATE": _switch("a longer window ring for storage is not implemented"),
     "PREFILL_STORE_EXTRA_STATE_SIZE": _ignored("a longer window ring is not implemented"),
-    "YOCO_PREFILL_TRUNCATION_MODE": _refused(f"{_NO_REPLAY}; leave it unset"),
-    "YOCO_PREFILL_KEEP_TOKENS": _refused(f"{_NO_REPLAY}; leave it unset"),
+    "YOCO_PREFILL_TRUNCATION_MODE": EnvName("taken", "default of decoder_replay"),
+    "YOCO_PREFILL_KEEP_TOKENS": EnvName("taken", "default of decoder_keep"),
     # Sampling and numerics.
     "BATCH_INVARIANT": _ignored(
         "results never depend on the batch here, it cannot be turned off", "1", "true", "True"
@@ -168,6 +167,34 @@ def check_environment(environ: Mapping[str, str] | None = None) -> list[str]:
         listed = "\n".join(f"  - {fault}" for fault in faults)
         raise ConfigError(f"environment: {len(faults)} problem(s)\n{listed}")
     return warnings
+
+
+def engine_defaults(environ: Mapping[str, str] | None = None) -> dict[str, object]:
+    """Options of the engine that the environment sets, by their name; arguments go before them.
+
+    Args:
+        environ: variables by name; None reads those of the process.
+
+    Raises:
+        ConfigError: a value is no such option.
+    """
+    environ = os.environ if environ is None else environ
+    found: dict[str, object] = {}
+    if mode := environ.get(f"{PREFIX}YOCO_PREFILL_TRUNCATION_MODE", ""):
+        found["decoder_replay"] = mode
+    keep = environ.get(f"{PREFIX}YOCO_PREFILL_KEEP_TOKENS", "")
+    if keep not in ("", "0"):  # 0 is the original's "no value"
+        if not keep.isdecimal():
+            raise ConfigError(f"{PREFIX}YOCO_PREFILL_KEEP_TOKENS={keep!r}: use an integer >= 0")
+        found["decoder_keep"] = int(keep)
+    drafts = environ.get(f"{PREFIX}USE_NEXTN_DECODE", "")
+    if drafts not in ("", "0"):
+        if not drafts.isdecimal():
+            raise ConfigError(f"{PREFIX}USE_NEXTN_DECODE={drafts!r}: use an integer >= 0")
+        found["speculative_config"] = {"num_speculative_tokens": int(drafts)}
+    if environ.get(f"{PREFIX}ENFORCE_EAGER", "") not in _OFF:
+        found["enforce_eager"] = True
+    return found
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> Path:

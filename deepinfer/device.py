@@ -1,16 +1,96 @@
 """What the machine is: the only place that speaks to `torch.cuda`.
 
-Knows nothing of models; it turns a wish ("auto", "cpu", "cuda:0") into a device and static facts.
+Knows nothing of models; it turns a wish ("auto", "cpu", "cuda:0") into a device and static facts,
+and moves small arrays to and from it without waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from deepinfer.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Event:
+    """A point in the order of a device's work; `record` marks it on the current stream."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._event: Any = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+        self._seconds = 0.0
+
+    def record(self) -> None:
+        """Mark the place behind everything enqueued so far."""
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(self._device))
+        self._seconds = time.perf_counter()
+
+    def wait(self) -> None:
+        """Hold the host up until the device has passed the mark."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def seconds_until(self, later: Event) -> float:
+        """Device time between two marks that it has passed (on a CPU: the host's time)."""
+        if self._event is not None:
+            return self._event.elapsed_time(later._event) * 1e-3
+        return later._seconds - self._seconds
+
+
+class Graph(Protocol):
+    """Captured work."""
+
+    def replay(self) -> None:
+        """Enqueue it again: the same operations on the same memory."""
+        ...
+
+
+class Graphs(Protocol):
+    """Captures work; all captures share memory, so what one replay leaves in temporary tensors is
+    lost when another graph is replayed. Tensors that `capture` returned stay."""
+
+    def capture(self, run: Callable[[], T]) -> tuple[Graph, T]:
+        """Capture what `run` enqueues; it is not executed.
+
+        Args:
+            run: must not wait for the device, nor read host values that change between replays.
+
+        Returns:
+            the graph, and what `run` returned: tensors that every replay fills anew.
+        """
+        ...
+
+
+class CudaGraphs:
+    """`Graphs` of a CUDA device."""
+
+    def __init__(self, device: torch.device):
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def capture(self, run: Callable[[], T]) -> tuple[Graph, T]:
+        """See `Graphs.capture`."""
+        graph = torch.cuda.CUDAGraph()
+        context = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with _sync_mode("default"), context:  # to begin a capture is to wait, once
+            outputs = run()
+        return graph, outputs
 
 
 @dataclass(frozen=True)
@@ -45,6 +125,73 @@ class Device:
             return None
         sizes = dict(line.split(":", 1) for line in lines)
         return int(sizes["MemAvailable"].split()[0]) * 1024
+
+    def memory_held(self) -> int:
+        """Bytes that torch has taken from the device, used now or not; 0 on a CPU."""
+        return torch.cuda.memory_reserved(self.torch) if self.torch.type == "cuda" else 0
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether work can be captured here."""
+        return self.torch.type == "cuda"
+
+    def graphs(self) -> Graphs:
+        """A fresh store of captured graphs.
+
+        Raises:
+            ConfigError: there is no such thing here.
+        """
+        if not self.has_graphs:
+            raise ConfigError(f"{self.name}: no graphs can be captured here")
+        return CudaGraphs(self.torch)
+
+
+def upload(values: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Send an array to the device without holding the host up; the array may change at once.
+
+    Returns:
+        int64 of the same shape.
+    """
+    host = torch.from_numpy(values)
+    if device.type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.clone()
+
+
+def fetch(values: Tensor) -> Tensor:
+    """Start to bring a tensor back; read it only when an event recorded behind has passed."""
+    if values.device.type != "cuda":
+        return values.clone()
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
+
+
+def pinned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Host memory that the device copies from and to without the host, not cleared."""
+    return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
+
+
+@contextlib.contextmanager
+def no_sync(device: torch.device) -> Iterator[None]:
+    """Within, an operation that makes the host wait for a CUDA device is an error.
+
+    Waiting for an `Event` is not: that is how results are meant to be collected.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with _sync_mode("error"):
+        yield
+
+
+@contextlib.contextmanager
+def _sync_mode(mode: str) -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def find_device(wish: str = "auto") -> Device:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from deepinfer.errors import RequestError
 
@@ -178,6 +178,8 @@ class CompletionOutput:
         finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
         stop_reason: the stop string or id that ended it, None for the end token.
         seed: the seed that reproduces it.
+        message: of a conversation, what `text` says in the form of chat completions: `role`,
+            `content` and as there are `reasoning_content` and `tool_calls`.
     """
 
     index: int
@@ -188,6 +190,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     seed: int | None = None
+    message: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

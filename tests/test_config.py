@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.config import ENVIRONMENT, PREFIX, cache_dir, check_environment
+from deepinfer.config import (
+    ENVIRONMENT,
+    PREFIX,
+    cache_dir,
+    check_environment,
+    engine_defaults,
+)
 from deepinfer.errors import ConfigError
 
 REFUSED = sorted(name for name, entry in ENVIRONMENT.items() if entry.kind == "refused")
@@ -39,9 +45,7 @@ def test_values_that_ask_for_what_happens_anyway_pass_in_silence(name: str):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("USE_NEXTN_DECODE", "5"),
         ("ENABLE_MTP_VARLEN", "1"),
-        ("YOCO_PREFILL_TRUNCATION_MODE", "mask"),
         ("ENGRAM_PAD_TOKEN", "3"),
         ("FORCE_LOAD_BALANCE", "True"),
     ],
@@ -65,7 +69,7 @@ def test_an_unknown_name_is_an_error_that_names_it(name: str):
 
 
 def test_all_faults_are_listed_at_once():
-    environ = {"DEEPINFER_A": "1", "DEEPINFER_B": "1", "DEEPINFER_USE_NEXTN_DECODE": "5"}
+    environ = {"DEEPINFER_A": "1", "DEEPINFER_B": "1", "DEEPINFER_ENABLE_MTP_VARLEN": "1"}
     with pytest.raises(ConfigError, match=r"3 problem\(s\)") as caught:
         check_environment(environ)
     assert all(name in str(caught.value) for name in environ)
@@ -94,3 +98,24 @@ def test_a_useless_cache_directory_is_refused(tmp_path: Path):
     for value in ("relative/place", str(file)):
         with pytest.raises(ConfigError, match="give an absolute path of a directory"):
             cache_dir({"DEEPINFER_CACHE_DIR": value})
+
+
+def test_the_names_that_are_taken_become_options():
+    environ = {
+        "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": "mask",
+        "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": "150",
+        "DEEPINFER_USE_NEXTN_DECODE": "4",
+        "DEEPINFER_ENFORCE_EAGER": "1",
+    }
+    assert check_environment(environ) == []
+    assert engine_defaults(environ) == {
+        "decoder_replay": "mask",
+        "decoder_keep": 150,
+        "speculative_config": {"num_speculative_tokens": 4},
+        "enforce_eager": True,
+    }
+    nothing = {name: "0" for name in environ if "MODE" not in name}
+    assert engine_defaults(nothing) == {}
+    for name in ("YOCO_PREFILL_KEEP_TOKENS", "USE_NEXTN_DECODE"):
+        with pytest.raises(ConfigError, match=name):
+            engine_defaults({PREFIX + name: "many"})

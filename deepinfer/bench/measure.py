@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from deepinfer.device import Event, find_device
+
 _REPLAYS = 20
 _WARM_UP = 3
 
@@ -61,16 +63,17 @@ class Ceilings:
 
 
 def _replays(run: Callable[[], object], count: int) -> list[float]:
-    start = [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # noqa: TID251
-    stop = [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # noqa: TID251
+    device = torch.device("cuda")
+    start = [Event(device) for _ in range(count)]
+    stop = [Event(device) for _ in range(count)]
     for _ in range(_WARM_UP):
         run()
     for first, last in zip(start, stop, strict=True):
         first.record()
         run()
         last.record()
-    torch.cuda.synchronize()  # noqa: TID251
-    return [a.elapsed_time(b) * 1e3 for a, b in zip(start, stop, strict=True)]
+    stop[-1].wait()
+    return [a.seconds_until(b) * 1e6 for a, b in zip(start, stop, strict=True)]
 
 
 def eager_us(run: Callable[[], object], count: int = _REPLAYS) -> float:
@@ -88,18 +91,18 @@ def graph_us(calls: Sequence[Callable[[], object]], least: int = 8) -> tuple[flo
     Returns:
         microseconds a call, the mean of two medians; their difference over that mean.
     """
-    stream = torch.cuda.Stream()  # noqa: TID251
-    stream.wait_stream(torch.cuda.current_stream())  # noqa: TID251
-    with torch.cuda.stream(stream):  # noqa: TID251
-        for call in calls:
-            call()
-    torch.cuda.synchronize()  # noqa: TID251
+    device = find_device("cuda")
+    for call in calls:
+        call()
+    device.synchronize()
     rounds = -(-least // len(calls))
-    graph = torch.cuda.CUDAGraph()  # noqa: TID251
-    with torch.cuda.graph(graph):  # noqa: TID251
+
+    def every() -> None:
         for _ in range(rounds):
             for call in calls:
                 call()
+
+    graph, _ = device.graphs().capture(every)
     size = rounds * len(calls)
     first, second = (statistics.median(_replays(graph.replay, _REPLAYS)) / size for _ in range(2))
     mean = 0.5 * (first + second)
@@ -125,7 +128,7 @@ def ceilings(device: torch.device) -> Ceilings:
 def environment(device: torch.device) -> dict[str, str]:
     """What the numbers depend on: device, its driver's CUDA, torch, Triton."""
     return {
-        "device": torch.cuda.get_device_name(device),  # noqa: TID251
+        "device": find_device(str(device)).name,
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
         "triton": version("triton"),

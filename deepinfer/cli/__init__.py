@@ -12,7 +12,19 @@ import sys
 from collections.abc import Sequence
 
 from deepinfer import __version__
-from deepinfer.cli import bench, check, generate, inspect, ops, replay, score
+from deepinfer.cli import (
+    bench,
+    chat,
+    check,
+    eval,
+    generate,
+    inspect,
+    ops,
+    recipe,
+    replay,
+    score,
+    simulate,
+)
 from deepinfer.config import check_environment
 from deepinfer.errors import DeepinferError
 
@@ -28,7 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"deepinfer {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (generate, score, inspect, ops, check, replay, bench):
+    commands = (generate, chat, score, eval, inspect, recipe, ops, check, replay, simulate, bench)
+    for command in commands:
         command.add(subparsers)
     return parser
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from deepinfer.cli.common import EXIT_SOME_FAILED, Subparsers, model_directory
+from deepinfer.cli.common import EXIT_SOME_FAILED, Subparsers, model_directory, parse_ops
 from deepinfer.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def add(subparsers: Subparsers) -> None:
         description="Measure on this machine. Every record names hardware and versions; what "
         "counts are ratios within one run.",
     )
-    parser.add_argument("what", choices=("cpu", "scheduler", "gpu"))
+    parser.add_argument("what", choices=("cpu", "scheduler", "recipe", "gpu", "step"))
     parser.add_argument("--json", action="store_true", help="print one JSON object a record")
     parser.add_argument(
         "--assert",
@@ -29,12 +29,20 @@ def add(subparsers: Subparsers) -> None:
         help='exit 1 below a pass mark; the file holds {"record name": {"field": least}} or '
         '{"at_most": number} instead of a number',
     )
+    steps = parser.add_argument_group("step: decoding steps of one rank of a group")
+    steps.add_argument("--slice", default="ep64", help="ep8, ep16, ep32 or ep64 (default)")
+    steps.add_argument("--rows", default="1,8,64", help="numbers of rows, at most 64 (1,8,64)")
+    steps.add_argument("--length", type=int, default=1024, help="tokens known a row (1024)")
+    steps.add_argument("--drafts", type=int, default=0, help="drafts a row, 0 to 5 (0)")
+    steps.add_argument(
+        "--op", action="append", default=[], metavar="OP=IMPLEMENTATION", help="named choices"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; returns the exit code."""
-    records = _measure(args.what, json=args.json)
+    records = _measure_steps(args) if args.what == "step" else _measure(args.what, json=args.json)
     if args.marks is None:
         return 0
     failures = below_marks(records, _marks(Path(args.marks)))
@@ -56,12 +64,34 @@ def _measure(what: str, *, json: bool) -> Sequence[Mapping[str, object]]:
             {"name": f"{record['rows']} rows, {record['drafts']} drafts", **record}
             for record in scheduler.run(json=json)
         ]
+    if what == "recipe":
+        from deepinfer.bench import recipe
+
+        return recipe.run(json=json)
     from deepinfer.device import find_device
 
     find_device("cuda")  # says what is missing before the kernels are imported
     from deepinfer.bench import gpu
 
     return gpu.run(json=json)
+
+
+def _measure_steps(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
+    """Run the suite of whole steps, which prints its records itself."""
+    from deepinfer.bench import step
+
+    try:
+        rows = [int(part) for part in args.rows.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--rows {args.rows}: write numbers with commas between") from error
+    return step.run(
+        args.slice,
+        rows,
+        length=args.length,
+        drafts=args.drafts,
+        ops=parse_ops(args.op),
+        json=args.json,
+    )
 
 
 def _marks(path: Path) -> Mapping[str, Mapping[str, object]]:

@@ -28,6 +28,10 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--batch", default="1,17,64", help="numbers of requests (1,17,64)")
     parser.add_argument("--chunk", default="1,7,64,0", help="tokens a step, 0 = all (1,7,64,0)")
     parser.add_argument("--threads", default="1,2", help="CPU threads (1,2)")
+    parser.add_argument("--drafts", default="0", help="drafts a step and row (0)")
+    parser.add_argument(
+        "--repeat", action="store_true", help="serve the probes twice: again from the prefix cache"
+    )
     parser.add_argument("--preempt", action="store_true", help="also with too few pages")
     parser.add_argument("--prompt-tokens", type=int, default=150, help="longest prompt (150)")
     parser.add_argument("--max-tokens", type=int, default=12, help="tokens generated (12)")
@@ -48,14 +52,19 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         engram=args.engram,
         policy=args.policy,
+        decoder_replay=args.decoder_replay or "compact",
         decoder_keep=args.decoder_keep,
+        enable_prefix_caching=args.enable_prefix_caching,
+        deterministic=args.deterministic,
         ops=parse_ops(args.op),
     )
     grid = Grid(
         batches=_integers(args.batch, 1),
         chunks=_integers(args.chunk, 0),
         threads=_integers(args.threads, 1),
+        drafts=_integers(args.drafts, 0),
         preempt=args.preempt,
+        repeat=args.repeat,
         prompt_tokens=args.prompt_tokens,
         max_tokens=args.max_tokens,
     )

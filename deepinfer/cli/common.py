@@ -29,7 +29,10 @@ _ENGINE = (
     "numerics",
     "engram",
     "policy",
+    "decoder_replay",
     "decoder_keep",
+    "enable_prefix_caching",
+    "deterministic",
 )
 
 
@@ -80,10 +83,31 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--policy", choices=("throughput", "latency"), default="throughput", help="of scheduling"
     )
     group.add_argument(
-        "--decoder-keep",
+        "--decoder-replay",
+        choices=("off", "mask", "compact", "exact"),
+        help="prompt tokens that run the decoder layers: off = all; compact = the last "
+        "--decoder-keep, as the model was trained (default); mask = the same numbers, computed for "
+        "all; exact = as many as give the numbers of off",
+    )
+    group.add_argument("--decoder-keep", type=int, help="see above; default: the model's (140)")
+    group.add_argument(
+        "--num-speculative-tokens",
         type=int,
-        help="run only the last N prompt tokens through the decoder layers (bounded replay); "
-        "default: all tokens, which is exact",
+        metavar="N",
+        help="verify N drafts of the checkpoint's draft stages a step and row (0)",
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="prompts share what is computed already",
+    )
+    group.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a cached prefix gives the same numbers as none; without, windows after a hit are "
+        "replayed only as far as the model was trained for",
     )
     group.add_argument(
         "--op",
@@ -104,6 +128,7 @@ def open_llm(args: argparse.Namespace, recorder: Recorder | None = None) -> LLM:
     from deepinfer.api import LLM
 
     options: dict[str, Any] = {name: getattr(args, name) for name in _ENGINE}
+    options["speculative_config"] = speculation(args)
     if args.model == "nano" and args.load_format == "auto":
         print("note: nano has random weights; its answers mean nothing", file=sys.stderr)
     return LLM(
@@ -114,6 +139,12 @@ def open_llm(args: argparse.Namespace, recorder: Recorder | None = None) -> LLM:
         async_scheduling=not args.no_async_scheduling,
         **options,
     )
+
+
+def speculation(args: argparse.Namespace) -> dict[str, int] | None:
+    """`speculative_config` of the arguments; None if they do not say."""
+    count = args.num_speculative_tokens
+    return None if count is None else {"num_speculative_tokens": count}
 
 
 def parse_ops(wishes: list[str]) -> dict[str, str]:

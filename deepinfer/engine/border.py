@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypedDict, cast
+from typing import NamedTuple, NotRequired, TypedDict, cast
 
 from deepinfer.arch import Arch
 from deepinfer.engine.tokenizer import TextTokenizer
@@ -17,15 +17,17 @@ from deepinfer.request import Request, SamplingParams
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text."""
+    """A prompt as text; cached prefixes are shared only among prompts of one `cache_salt`."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as ids."""
+    """A prompt as ids; `cache_salt` as above."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
@@ -33,10 +35,11 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 
 
 class ParsedPrompt(NamedTuple):
-    """`text` is None for a prompt of ids."""
+    """`text` is None for a prompt of ids; `salt` is its `cache_salt` as bytes."""
 
     text: str | None
     ids: tuple[int, ...]
+    salt: bytes = b""
 
 
 class Border:
@@ -68,6 +71,7 @@ class Border:
             RequestError: it has another form, is empty, holds an id the model has no embedding
                 for or the id of image positions, or leaves no room for a token.
         """
+        prompt, salt = _without_salt(prompt)
         text, ids = self._split(prompt)
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
@@ -86,7 +90,7 @@ class Border:
                 f"the prompt has {len(ids)} tokens; with max_model_len {self.max_model_len} at "
                 f"most {self.max_model_len - 1} leave room for an answer"
             )
-        return ParsedPrompt(text, ids)
+        return ParsedPrompt(text, ids, salt)
 
     def _split(self, prompt: object) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):
@@ -151,6 +155,7 @@ class Border:
         seed: int,
         priority: int = 0,
         arrival: float = 0.0,
+        cache_salt: bytes = b"",
     ) -> list[Request]:
         """The `n` core requests of one checked prompt.
 
@@ -161,6 +166,7 @@ class Border:
             seed: used if `params.seed` is None.
             priority: smaller goes first.
             arrival: seconds on the engine's clock.
+            cache_salt: of the prompt.
         """
         self.check_params(params)
         bad_words = self._bad_words(params)
@@ -183,6 +189,7 @@ class Border:
                 arrival=arrival,
                 stop_ids=frozenset((*end, *(params.stop_token_ids or ()))),
                 bad_words=bad_words,
+                cache_salt=cache_salt,
             )
             for sample in range(params.n)
         ]
@@ -203,3 +210,14 @@ class Border:
                 if ids:
                     found[ids] = None
         return tuple(found)
+
+
+def _without_salt(prompt: object) -> tuple[object, bytes]:
+    """The prompt without its `cache_salt`, and that as bytes."""
+    if not isinstance(prompt, Mapping) or "cache_salt" not in prompt:
+        return cast("object", prompt), b""
+    fields = cast("Mapping[str, object]", prompt)
+    salt = fields["cache_salt"]
+    if not isinstance(salt, str) or not salt:
+        raise RequestError(f"cache_salt {salt!r}: use a text that is not empty")
+    return {k: v for k, v in fields.items() if k != "cache_salt"}, salt.encode(errors="replace")

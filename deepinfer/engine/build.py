@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deepinfer.arch import Arch
@@ -17,10 +18,11 @@ from deepinfer.engine.border import Border
 from deepinfer.engine.core import EngineCore, Recorder
 from deepinfer.engine.options import EngineOptions, MemoryPlan, plan_memory
 from deepinfer.engine.service import Service
+from deepinfer.engine.sharing import caching, decoder_rows, draft_tokens, fingerprint
 from deepinfer.engine.tokenizer import TextTokenizer
-from deepinfer.errors import ConfigError
-from deepinfer.model.load import LoadOptions, load_network
+from deepinfer.model.load import LoadOptions, load_network, resident_bytes
 from deepinfer.model.network import Network
+from deepinfer.runner.dspark import DraftStages
 from deepinfer.runner.rows import RowLimits
 from deepinfer.runner.runner import TorchRunner
 from deepinfer.scheduler import POLICIES, Limits, Scheduler
@@ -28,7 +30,8 @@ from deepinfer.scheduler import POLICIES, Limits, Scheduler
 
 @dataclass(frozen=True)
 class Built:
-    """A service, its memory plan, and how long each phase of the start took."""
+    """A service, its memory plan, and what else the start has to say: how long each phase took,
+    and whether decoding steps are captured."""
 
     service: Service
     memory: MemoryPlan
@@ -55,24 +58,47 @@ def build_service(
     """
     times = [time.monotonic()]
     device = find_device(options.device)
-    network = load(directory, device, options)
+    packing: list[float] = []
+    network = load(directory, device, options, packed=packing.append)
+    device.synchronize()
     times.append(time.monotonic())
-    _check_keep(network.arch, options.decoder_keep)
     memory = plan_memory(
-        network.arch, network.records, options, device.memory_free(), device.memory_bytes
+        network.arch,
+        network.records,
+        options,
+        device.memory_free(),
+        device.memory_bytes,
+        weight_bytes=resident_bytes(network.weights),
     )
     text = _tokenizer(tokenizer or directory, network.arch, required=tokenizer is not None)
     border = Border(network.arch, text, memory.limits.max_model_len, options.max_logprobs)
-    core = build_core(network, memory.limits, options, recorder=recorder)
+    limits = with_sharing(memory.limits, network, options, fingerprint(directory, options))
+    core = build_core(network, limits, options, recorder=recorder)
     seeds = random.Random(options.seed)
     service = Service(border, core, lambda: seeds.getrandbits(64))
     times.append(time.monotonic())
-    phases = (f"weights {times[1] - times[0]:.2f} s", f"pools {times[2] - times[1]:.2f} s")
+    captured = _warm_up(core, options)
+    times.append(time.monotonic())
+    obstacles = graph_obstacles(network, device, options)
+    sizes = ", ".join(str(size) for size in options.graph_sizes())
+    phases = (
+        f"weights {times[1] - times[0]:.2f} s (of which packing {sum(packing):.2f} s), pools "
+        f"{times[2] - times[1]:.2f} s, capture of {captured} graphs {times[3] - times[2]:.2f} s",
+        f"decoding without graphs: {'; '.join(obstacles)}"
+        if obstacles
+        else f"decoding steps of {sizes} rows are captured, at the latest when they come twice",
+    )
     return Built(service, memory, phases)
 
 
-def load(directory: Path, device: Device, options: EngineOptions) -> Network:
-    """Load the network that the options describe; see `load_network`."""
+def load(
+    directory: Path,
+    device: Device,
+    options: EngineOptions,
+    *,
+    packed: Callable[[float], None] | None = None,
+) -> Network:
+    """Load the network that the options describe; see `load_network` and `LoadOptions.packed`."""
     return load_network(
         directory,
         device.torch,
@@ -83,7 +109,32 @@ def load(directory: Path, device: Device, options: EngineOptions) -> Network:
             seed=options.seed,
             engram=options.engram,
             ops=options.ops,
+            packed=packed,
         ),
+    )
+
+
+def graph_obstacles(network: Network, device: Device, options: EngineOptions) -> list[str]:
+    """Why decoding steps are not captured, one sentence each; [] if they are."""
+    if not device.has_graphs:
+        return [f"{device.name} has no graphs"]
+    return ["asked for"] if options.enforce_eager else network.graph_obstacles()
+
+
+def with_sharing(limits: Limits, network: Network, options: EngineOptions, model: bytes) -> Limits:
+    """Limits with what the options say of the prefix cache, of replays and of speculation.
+
+    Args:
+        limits: sizes.
+        network: its architecture and record formats count.
+        options: see `sharing.caching`.
+        model: identifies the weights.
+    """
+    return replace(
+        limits,
+        max_draft=draft_tokens(network.arch, options),
+        decoder_keep=decoder_rows(network.arch, options),
+        caching=caching(network.arch, network.records, options, model),
     )
 
 
@@ -94,17 +145,28 @@ def build_core(
 
     Args:
         network: loaded weights.
-        limits: sizes of pools and tables.
-        options: `policy` and `async_scheduling` are used.
+        limits: sizes of pools and tables; the sizes of graphs come from `options`.
+        options: `policy`, `async_scheduling` and what concerns graphs are used.
         recorder: told of every plan and result.
     """
+    device = find_device(str(network.device))
+    captured = not graph_obstacles(network, device, options)
+    limits = replace(limits, graph_sizes=options.graph_sizes() if captured else ())
     rows = RowLimits(
         rows=limits.num_slots + 1,
         tokens=limits.max_model_len,
         pages=pages_for(limits.max_model_len, limits.page_tokens),
         drafts=limits.max_draft,
     )
-    runner = TorchRunner(network, rows, pages=limits.num_pages + 1)
+    runner = TorchRunner(
+        network,
+        rows,
+        pages=limits.num_pages + 1,
+        graphs=device.graphs() if captured else None,
+        snapshots=0 if limits.caching is None else limits.caching.snapshots,
+        compact=options.decoder_replay != "mask",
+        proposer=DraftStages(network, limits.max_draft) if limits.max_draft else None,
+    )
     scheduler = Scheduler(limits, POLICIES[options.policy], end_id=network.arch.eos_token_id)
     return EngineCore(
         scheduler,
@@ -115,10 +177,13 @@ def build_core(
     )
 
 
-def _check_keep(arch: Arch, keep: int | None) -> None:
-    least = arch.sliding_window + arch.max_draft + 1
-    if keep is not None and keep < least:
-        raise ConfigError(f"decoder_keep {keep}: this model needs at least {least}")
+def _warm_up(core: EngineCore, options: EngineOptions) -> int:
+    """Capture the sizes that were asked for by number; returns the number of graphs."""
+    runner, sizes = core.runner, options.cudagraph_capture_sizes
+    assert isinstance(runner, TorchRunner)
+    if core.scheduler.limits.graph_sizes and sizes is not None:
+        runner.warm_up(sizes)
+    return runner.captures.graphs
 
 
 def _tokenizer(directory: Path, arch: Arch, *, required: bool) -> TextTokenizer | None:

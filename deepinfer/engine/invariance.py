@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +21,7 @@ from deepinfer.arch import PAGE_TOKENS
 from deepinfer.cache import pages_for
 from deepinfer.device import find_device
 from deepinfer.engine.border import Border
-from deepinfer.engine.build import build_core, load
+from deepinfer.engine.build import build_core, load, with_sharing
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.service import Service
 from deepinfer.model.network import Network
@@ -32,12 +33,24 @@ _SPARE_ROWS = 2
 
 @dataclass(frozen=True)
 class Grid:
-    """What is varied; `chunks` are tokens a step, 0 = everything at once."""
+    """What is varied.
+
+    Attributes:
+        batches: numbers of requests.
+        chunks: tokens a step, 0 = everything at once.
+        threads: CPU threads.
+        drafts: drafts verified a step and row.
+        preempt: also with too few pages.
+        repeat: serve the probes a second time, from what the first left in the prefix cache.
+        prompt_tokens, max_tokens: of the longest probe.
+    """
 
     batches: tuple[int, ...] = (1, 17, 64)
     chunks: tuple[int, ...] = (1, 7, 64, 0)
     threads: tuple[int, ...] = (1, 2)
+    drafts: tuple[int, ...] = (0,)
     preempt: bool = False
+    repeat: bool = False
     prompt_tokens: int = 150
     max_tokens: int = 12
 
@@ -49,6 +62,14 @@ class Run:
     name: str
     digest: str
     preemptions: int
+
+
+class _Setting(NamedTuple):
+    batch: int
+    chunk: int
+    threads: int
+    drafts: int
+    preempt: bool
 
 
 @dataclass(frozen=True)
@@ -73,27 +94,27 @@ def check_invariance(directory: Path, options: EngineOptions, grid: Grid) -> Rep
     network = load(directory, find_device(options.device), options)
     before = torch.get_num_threads()
     try:
-        runs = tuple(_run(network, options, grid, *setting) for setting in _settings(grid))
+        runs = tuple(
+            run for setting in _settings(grid) for run in _run(network, options, grid, setting)
+        )
     finally:
         torch.set_num_threads(before)
     return Report(len({run.digest for run in runs}), runs)
 
 
-def _settings(grid: Grid) -> Iterator[tuple[int, int, int, bool]]:
-    """(batch, chunk, threads, preempt): all batches and chunks, threads and preemption in turn."""
+def _settings(grid: Grid) -> Iterator[_Setting]:
     pressures = (False, True) if grid.preempt else (False,)
-    yield from itertools.product(grid.batches, grid.chunks, grid.threads, pressures)
+    axes = (grid.batches, grid.chunks, grid.threads, grid.drafts, pressures)
+    yield from itertools.starmap(_Setting, itertools.product(*axes))
 
 
 def _run(
     network: Network,
     options: EngineOptions,
     grid: Grid,
-    batch: int,
-    chunk: int,
-    threads: int,
-    preempt: bool,
-) -> Run:
+    setting: _Setting,
+) -> Iterator[Run]:
+    batch, chunk, threads, drafts, preempt = setting
     torch.set_num_threads(threads)
     probes, company = _probes(network, grid), _company(network, grid, batch)
     longest = max(len(ids) for ids, _ in (*probes, *company)) + grid.max_tokens
@@ -105,19 +126,23 @@ def _run(
         max_model_len=longest,
         max_num_batched_tokens=max(chunk, rows) if chunk else rows * longest,
         max_num_seqs=rows,
-        decoder_keep=options.decoder_keep,
     )
+    options = dataclasses.replace(options, speculative_config={"num_speculative_tokens": drafts})
+    limits = with_sharing(limits, network, options, b"the only model here")
     # Overlap alternates with the settings, so that both are tried in every run of the grid.
     overlap = (batch + chunk + threads) % 2 == 0
     core = build_core(network, limits, dataclasses.replace(options, async_scheduling=overlap))
     border = Border(network.arch, None, longest, max_logprobs=5)
-    outputs = _serve(Service(border, core, lambda: 0), probes, company)
-    digest = hashlib.sha256()
-    for output in outputs[: len(probes)]:
-        _digest(output, digest)
     name = f"batch {batch}, chunk {chunk or 'all'}, {threads} thread(s)"
-    name += ", few pages" * preempt + ", overlap" * overlap
-    return Run(name, digest.hexdigest()[:16], core.scheduler.snapshot().preemptions)
+    name += f", {drafts} drafts" * bool(drafts) + ", few pages" * preempt + ", overlap" * overlap
+    service = Service(border, core, lambda: 0)
+    for again in (False, True)[: 1 + grid.repeat]:
+        outputs = _serve(service, probes, company)
+        digest = hashlib.sha256()
+        for output in outputs[: len(probes)]:
+            _digest(output, digest)
+        counters = core.scheduler.snapshot()
+        yield Run(name + ", again" * again, digest.hexdigest()[:16], counters.preemptions)
 
 
 _Item = tuple[list[int], SamplingParams]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 from tqdm import tqdm
 
 from deepinfer.engine.border import Prompt
 from deepinfer.engine.build import build_service
+from deepinfer.engine.chat import ChatCodec, ChatPrompt
 from deepinfer.engine.core import Recorder, Runner
 from deepinfer.engine.options import options_from
 from deepinfer.engine.outputs import failed
@@ -22,6 +23,9 @@ from deepinfer.engine.resolve import resolve_model
 from deepinfer.engine.tokenizer import TextTokenizer
 from deepinfer.errors import ConfigError, DeepinferError, RequestError
 from deepinfer.request import RequestOutput, SamplingParams, ScoreOutput
+
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+_Job: TypeAlias = tuple[Prompt, SamplingParams, int] | RequestError
 
 
 class LLM:
@@ -39,8 +43,15 @@ class LLM:
             fraction of free memory), `gpu_memory_utilization` (0.9), `seed` (0, of requests
             without one), `load_format` ("auto" or "dummy"), `numerics` ("checkpoint" or
             "noquant"), `engram` ("device", "host", "disk"), `ops` (operation -> implementation),
-            `async_scheduling` (True), `policy` ("throughput" or "latency"), `decoder_keep` (None:
-            every prompt token runs all layers), `max_logprobs` (20).
+            `async_scheduling` (True), `policy` ("throughput" or "latency"), `decoder_replay`
+            ("compact": the last `decoder_keep` prompt tokens run the decoder layers, as the model
+            was trained; "mask", the same numbers computed for all; "exact" or "off" give those of
+            running all), `enable_prefix_caching` (True), `deterministic` (True: a cached prefix
+            changes no number), `window_snapshot_bytes` (256 MiB of host memory, so that a cached
+            prefix needs no replay), `speculative_config` (None, or `{"num_speculative_tokens":
+            n}`), `max_logprobs` (20), `enforce_eager` (False),
+            `cudagraph_capture_sizes` (rows of captured decoding steps; given: captured at the
+            start; None: chosen for `max_num_seqs`, captured when a step comes twice).
 
     Raises:
         DeepinferError: the model cannot be loaded as asked for, or an option is unknown.
@@ -62,6 +73,8 @@ class LLM:
         built = build_service(directory, chosen, tokenizer=text, recorder=recorder)
         self.options = chosen
         self.memory = built.memory
+        self._tokenizer_directory = text or directory
+        self._codec: ChatCodec | None = None
         self._service = built.service
         self._counter = 0
         self._failure: BaseException | None = None
@@ -97,8 +110,118 @@ class LLM:
         items = _as_list(prompts)
         params = _one_each("sampling_params", sampling_params, len(items), SamplingParams())
         ranks = _one_each("priority", priority, len(items), 0)
+        return self._serve(list(zip(items, params, ranks, strict=True)), use_tqdm, on_output)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        use_tqdm: bool = True,
+        on_output: Callable[[int, RequestOutput], None] | None = None,
+        **request: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations.
+
+        Args:
+            messages: one conversation or a list; a conversation is a list of messages in the form
+                of chat completions (`{"role": "user", "content": "..."}`).
+            sampling_params: as in `generate`; None takes the model's own values for its mode.
+            tools: functions that the model may call, in the form of chat completions.
+            use_tqdm: show progress on standard error.
+            on_output: as in `generate`.
+            request: other fields of chat completions: `tool_choice`, `thinking`,
+                `reasoning_effort`.
+
+        Returns:
+            One result a conversation, in order; `message` of a completion has what the text says.
+            What is wrong with one conversation is in its `error`.
+
+        Raises:
+            ConfigError: the model has no tokenizer.
+        """
         self._check_alive()
-        results: list[RequestOutput | None] = [None] * len(items)
+        items = _conversations(messages)
+        params = _one_each("sampling_params", sampling_params, len(items), None)
+        codec = self._chat_codec()
+        body = {**request} if tools is None else {**request, "tools": list(tools)}
+        prompts: list[ChatPrompt | None] = []
+        jobs: list[_Job] = []
+        for item, given in zip(items, params, strict=True):
+            try:
+                prompt = codec.prompt({**body, "messages": item})
+                chosen = codec.params(prompt, given, self._service.border.max_model_len)
+                jobs.append(({"prompt_token_ids": prompt.ids}, chosen, 0))
+                prompts.append(prompt)
+            except RequestError as error:
+                jobs.append(error)
+                prompts.append(None)
+
+        def answer(place: int, output: RequestOutput) -> RequestOutput:
+            prompt = prompts[place]
+            return output if prompt is None else codec.answer(prompt, output)
+
+        def tell(place: int, output: RequestOutput) -> None:
+            if on_output is not None:
+                on_output(place, answer(place, output))
+
+        outputs = self._serve(jobs, use_tqdm, tell)
+        return [answer(place, output) for place, output in enumerate(outputs)]
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **request: Any,
+    ) -> Generator[dict[str, Any], None, None]:
+        """Answer one conversation; yields deltas in the form of chat completions as they come.
+
+        Leaving the iterator early ends the answer. Arguments are those of `chat`, `n` is 1.
+
+        Raises:
+            RequestError: the conversation cannot be answered.
+        """
+        self._check_alive()
+        codec = self._chat_codec()
+        body = {**request} if tools is None else {**request, "tools": list(tools)}
+        prompt = codec.prompt({**body, "messages": messages})
+        params = codec.params(prompt, sampling_params, self._service.border.max_model_len)
+        if params.n != 1:
+            raise RequestError(f"n {params.n}: an answer that is streamed is one; use chat")
+        reader, name, seen = codec.reader(prompt), self._name(), 0
+        self._service.add(name, {"prompt_token_ids": prompt.ids}, params)
+        left = [name]
+        try:
+            while left:
+                for output in self._service.step():
+                    left = [] if output.finished else left
+                    if output.error is not None:
+                        raise RequestError(output.error)
+                    text = output.outputs[0].text
+                    yield from reader.push(text[seen:])
+                    seen = len(text)
+                    if output.finished:
+                        yield from reader.finish(output.outputs[0].finish_reason)
+        except (RequestError, KeyboardInterrupt, GeneratorExit):
+            self._abandon(left)
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
+        self._abandon(left)
+
+    def _serve(
+        self,
+        jobs: Sequence[_Job],
+        use_tqdm: bool,
+        on_output: Callable[[int, RequestOutput], None] | None,
+    ) -> list[RequestOutput]:
+        """Run jobs, or pass on why one cannot be; one result each, in order."""
+        self._check_alive()
+        results: list[RequestOutput | None] = [None] * len(jobs)
         places: dict[str, int] = {}
 
         def finish(place: int, output: RequestOutput) -> None:
@@ -107,14 +230,17 @@ class LLM:
             if on_output is not None:
                 on_output(place, output)
 
-        with tqdm(total=len(items), unit="prompt", disable=not use_tqdm or None) as bar:
+        with tqdm(total=len(jobs), unit="prompt", disable=not use_tqdm or None) as bar:
             try:
-                for place, prompt in enumerate(items):
+                for place, job in enumerate(jobs):
                     name = self._name()
                     try:
-                        self._service.add(name, prompt, params[place], priority=ranks[place])
+                        if isinstance(job, RequestError):
+                            raise job
+                        self._service.add(name, job[0], job[1], priority=job[2])
                         places[name] = place
                     except RequestError as error:
+                        prompt = [] if isinstance(job, RequestError) else job[0]
                         finish(place, failed(name, prompt, str(error)))
                 while not self._service.idle:
                     for output in self._service.step():
@@ -144,13 +270,11 @@ class LLM:
         outputs = self.generate(prompts, params, use_tqdm=use_tqdm)
         return [_scored(output) for output in outputs]
 
-    def chat(self, *_args: object, **_kwargs: object) -> list[RequestOutput]:
-        """Not there yet: conversations need the codec.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError("chat needs the conversation codec, which is not there yet; use generate")
+    def _chat_codec(self) -> ChatCodec:
+        if self._codec is None:
+            self.get_tokenizer()  # says what is missing
+            self._codec = ChatCodec(self._tokenizer_directory)
+        return self._codec
 
     def get_tokenizer(self) -> TextTokenizer:
         """The text border's tokenizer.
@@ -171,6 +295,10 @@ class LLM:
     def get_metrics(self) -> dict[str, int]:
         """Counters of the scheduler; see `scheduler.Snapshot`."""
         return self._service.core.scheduler.snapshot()._asdict()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what later prompts could share; needed after a change of anything but tokens."""
+        self._service.core.scheduler.reset_prefix_cache()
 
     def close(self) -> None:
         """Let go of weights and state; the object cannot be used afterwards."""
@@ -195,7 +323,7 @@ class LLM:
                 "new one"
             )
 
-    def _abandon(self, places: Mapping[str, int]) -> None:
+    def _abandon(self, places: Iterable[str]) -> None:
         """End what runs, so that the next call starts clean."""
         for name in places:
             self._service.abort(name)
@@ -224,6 +352,19 @@ def _as_list(prompts: object) -> list[Prompt]:
     if items and all(isinstance(item, int) for item in items):
         return [cast("Prompt", items)]
     return cast("list[Prompt]", items)
+
+
+def _conversations(messages: object) -> list[Conversation]:
+    """One conversation or many: a list of mappings is one."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise RequestError(
+            f"messages of type {type(messages).__name__}: use a list of messages, or a list of "
+            "such lists"
+        )
+    items = list(cast("Sequence[object]", messages))
+    if items and all(isinstance(item, Mapping) for item in items):
+        return [cast("Conversation", items)]
+    return cast("list[Conversation]", items)
 
 
 def _one_each(name: str, values: object, count: int, default: object) -> list:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType]

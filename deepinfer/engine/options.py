@@ -5,11 +5,12 @@ Knows nothing of how limits are used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from deepinfer.arch import PAGE_TOKENS, Arch, PageLayout, Records, SlotLayout
+from deepinfer.config import engine_defaults
 from deepinfer.errors import ConfigError
 from deepinfer.model.engram_table import Placement
 from deepinfer.model.load import LoadFormat
@@ -17,6 +18,11 @@ from deepinfer.scheduler import POLICIES, Limits
 
 _DEFAULT_CACHE_BYTES = 4 << 30  # where the system does not tell how much memory is free
 _SPARE_SLOTS = 4  # rows that ended and await their last step
+# Rows of captured decoding steps: close together where a row more is a large part of the step.
+_GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+
+DecoderReplay = Literal["off", "mask", "compact", "exact"]
+_REPLAYS = ("off", "mask", "compact", "exact")
 
 # vLLM's names for what this engine does not do (yet), and what to do instead.
 _REFUSED: Mapping[str, str] = {
@@ -24,8 +30,6 @@ _REFUSED: Mapping[str, str] = {
     "pipeline_parallel_size": "there is no pipeline parallelism",
     "data_parallel_size": "several ranks are not implemented yet",
     "enable_expert_parallel": "several ranks are not implemented yet",
-    "enable_prefix_caching": "the prefix cache is not implemented yet",
-    "speculative_config": "speculation is not implemented yet in the engine",
     "structured_outputs_config": "structured output is not implemented yet",
     "quantization": "the checkpoint's own formats are used",
     "dtype": "the checkpoint's own formats are used; see numerics",
@@ -54,8 +58,14 @@ class EngineOptions:
     async_scheduling: bool = True
     deterministic: bool = True
     policy: Literal["latency", "throughput"] = "throughput"
+    decoder_replay: DecoderReplay = "compact"
     decoder_keep: int | None = None
+    enable_prefix_caching: bool = True
+    window_snapshot_bytes: int = 256 << 20
+    speculative_config: Mapping[str, object] | None = None
     max_logprobs: int = 20
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -66,11 +76,52 @@ class EngineOptions:
             raise ConfigError(f"gpu_memory_utilization {self.gpu_memory_utilization}: use (0, 1]")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy {self.policy!r}: use one of {sorted(POLICIES)}")
-        if not self.deterministic:
+        sizes = self.cudagraph_capture_sizes
+        if sizes is not None and not (
+            all(isinstance(size, int) and size >= 1 for size in sizes)
+            and list(sizes) == sorted(set(sizes))
+        ):
             raise ConfigError(
-                "deterministic=False: results never depend on company here, there is nothing to "
-                "switch off yet; leave it on"
+                f"cudagraph_capture_sizes {sizes!r}: use ascending integers >= 1, rows of a step"
             )
+        self.num_speculative_tokens()
+        if self.decoder_replay not in _REPLAYS:
+            raise ConfigError(f"decoder_replay {self.decoder_replay!r}: use one of {_REPLAYS}")
+        if self.window_snapshot_bytes < 0:
+            raise ConfigError(f"window_snapshot_bytes {self.window_snapshot_bytes}: use >= 0")
+
+    def num_speculative_tokens(self) -> int:
+        """Drafts verified a step and row; 0 = no speculation.
+
+        Raises:
+            ConfigError: `speculative_config` names another method, or something unknown.
+        """
+        config = self.speculative_config
+        if config is None:
+            return 0
+        if unknown := sorted(set(config) - {"method", "num_speculative_tokens"}):
+            raise ConfigError(
+                f"speculative_config: unknown key(s) {unknown}; use 'num_speculative_tokens'"
+            )
+        method, count = config.get("method", "dspark"), config.get("num_speculative_tokens", 3)
+        if method != "dspark":
+            raise ConfigError(
+                f"speculative_config: method {method!r}; only the checkpoint's own draft stages "
+                "('dspark') are used"
+            )
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ConfigError(f"num_speculative_tokens {count!r}: use an integer >= 0")
+        return count
+
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Rows of captured decoding steps, as `Limits.graph_sizes` wants them."""
+        if self.enforce_eager:
+            return ()
+        if self.cudagraph_capture_sizes is not None:
+            return tuple(self.cudagraph_capture_sizes)
+        most = self.max_num_seqs
+        below = (*_GRAPH_SIZES, *range(_GRAPH_SIZES[-1] + 128, most, 128))
+        return (*(size for size in below if size < most), most)
 
 
 def options_from(arguments: Mapping[str, object]) -> EngineOptions:
@@ -85,7 +136,11 @@ def options_from(arguments: Mapping[str, object]) -> EngineOptions:
         asked = value is True or value not in (None, False, 1, "auto")
         if name in _REFUSED and asked:
             raise ConfigError(f"{name}={value!r}: {_REFUSED[name]}")
-    known = {name: v for name, v in arguments.items() if name not in _REFUSED}
+    given = {name: v for name, v in arguments.items() if name not in _REFUSED}
+    unset = {name for name in engine_defaults() if given.get(name) is None}
+    known = {**given, **{name: v for name, v in engine_defaults().items() if name in unset}}
+    if known.get("decoder_replay", "") is None:
+        del known["decoder_replay"]
     fields = set(EngineOptions.__dataclass_fields__)
     if unknown := sorted(set(known) - fields):
         raise ConfigError(f"unknown option(s) {unknown}; known are {sorted(fields)}")
@@ -97,10 +152,12 @@ class MemoryPlan:
     """What the state of requests takes.
 
     Attributes:
-        limits: for the scheduler and the runner.
+        limits: for the scheduler and the runner; what concerns sharing is not in them yet.
         page_bytes, slot_bytes: of one page and one slot.
         total_bytes: of all pages and slots.
         needed_pages: more would never be used.
+        weight_bytes: of the weights, Engram tables left out.
+        free_bytes: that remain for activations and graphs; None if the system does not tell.
     """
 
     limits: Limits
@@ -108,20 +165,30 @@ class MemoryPlan:
     slot_bytes: int
     total_bytes: int
     needed_pages: int
+    weight_bytes: int = 0
+    free_bytes: int | None = None
 
     def lines(self) -> list[str]:
         """For people."""
         limits = self.limits
+        left = "unknown" if self.free_bytes is None else f"{self.free_bytes / 1e9:.2f} GB"
         return [
             f"max_model_len {limits.max_model_len}, {limits.max_num_seqs} requests at a time",
             f"{limits.num_pages} pages of {self.page_bytes:,} B "
             f"({limits.num_pages * PAGE_TOKENS:,} tokens), "
             f"{limits.num_slots} slots of {self.slot_bytes:,} B: {self.total_bytes / 1e9:.2f} GB",
+            f"weights {self.weight_bytes / 1e9:.2f} GB, left for activations and graphs {left}",
         ]
 
 
 def plan_memory(
-    arch: Arch, records: Records, options: EngineOptions, free_bytes: int | None, total: int | None
+    arch: Arch,
+    records: Records,
+    options: EngineOptions,
+    free_bytes: int | None,
+    total: int | None,
+    *,
+    weight_bytes: int = 0,
 ) -> MemoryPlan:
     """Limits that fit the memory.
 
@@ -131,6 +198,7 @@ def plan_memory(
         options: what was asked for.
         free_bytes: memory that can be taken now, None if unknown.
         total: memory of the device, None for a CPU (then half of what is free is used).
+        weight_bytes: what the weights hold already, for the report.
 
     Raises:
         ConfigError: not even one request of `max_model_len` fits, or the limits contradict.
@@ -162,10 +230,10 @@ def plan_memory(
         max_model_len=longest,
         max_num_batched_tokens=options.max_num_batched_tokens or max(8192, options.max_num_seqs),
         max_num_seqs=options.max_num_seqs,
-        decoder_keep=options.decoder_keep,
     )
     held = (pages + 1) * page_bytes + (slots + 1) * slot_bytes
-    return MemoryPlan(limits, page_bytes, slot_bytes, held, needed)
+    left = None if free_bytes is None else free_bytes - held
+    return MemoryPlan(limits, page_bytes, slot_bytes, held, needed, weight_bytes, left)
 
 
 def _budget(options: EngineOptions, free_bytes: int | None, total: int | None) -> int:

@@ -87,6 +87,7 @@ class Service:
             seed=seed,
             priority=priority,
             arrival=self.core.clock(),
+            cache_salt=parsed.salt,
         )
         state = RequestState(request_id, parsed.text, parsed.ids, params, seed, self._tokens)
         running = _Running(state)

@@ -114,7 +114,7 @@ class Block:
         flow: Flow,
         weights: BlockWeights,
         topk: int,
-        observe: Callable[[str, Tensor], None],
+        observe: Callable[[str, Tensor], None] | None = None,
     ) -> Flow:
         """The whole FFN sub-layer: routed experts plus the shared one, rounded once."""
         boundary = self.enter(flow, weights.hyper_ffn)
@@ -128,11 +128,13 @@ class Block:
             x, routing.topk_idx, routing.topk_weights, ffn.routed, limit=limit
         )
         shared = self.ops.shared_expert(x, ffn.shared, limit=limit)
-        output = (routed + shared.float()).to(boundary.hidden.dtype)
-        observe("ffn_coefficients", torch.cat((boundary.pre, boundary.post), -1))
-        observe("ffn_comb", boundary.comb)
-        observe("ffn_in", boundary.hidden)
-        observe("router_ids", routing.topk_idx)
-        observe("router_weights", routing.topk_weights)
-        observe("ffn_out", output)
+        output = torch.empty_like(boundary.hidden)
+        torch.add(routed, shared, out=output)  # in fp32, rounded once
+        if observe is not None:
+            observe("ffn_coefficients", torch.cat((boundary.pre, boundary.post), -1))
+            observe("ffn_comb", boundary.comb)
+            observe("ffn_in", boundary.hidden)
+            observe("router_ids", routing.topk_idx)
+            observe("router_weights", routing.topk_weights)
+            observe("ffn_out", output)
         return self.leave(boundary, output)

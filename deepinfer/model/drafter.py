@@ -13,7 +13,7 @@ from deepinfer.model.network import Network
 from deepinfer.model.state import State
 from deepinfer.model.weights import BlockWeights
 from deepinfer.ops.attention_inputs import window_records
-from deepinfer.ops.batch import Batch, store_ring
+from deepinfer.ops.batch import Batch, ring_places, write_ring
 from deepinfer.ops.markov_draft import Drafts
 from deepinfer.ops.rotation import Rotation, rotation
 
@@ -49,6 +49,7 @@ class Drafter:
         main = self.network.ops.linear_fp8(features, self.weights.main_proj)
         normed = self.block.norm(main, self.weights.main_norm)
         by = rotation(batch.positions, self.network.window_freqs)
+        places = ring_places(batch, state.drafts[0].shape[1])
         for stage, ring in zip(self.weights.stages, state.drafts, strict=True):
             kv = self.network.ops.linear_fp8(normed.input, stage.attention.wkv)
             records = window_records(
@@ -58,7 +59,7 @@ class Drafter:
                 self.network.arch.rms_norm_eps,
                 self.network.records.window,
             )
-            store_ring(ring, batch, records)
+            write_ring(ring, places, records)
 
     @torch.inference_mode()
     def draft(
@@ -121,4 +122,4 @@ class Drafter:
         )
         flow = self.block.leave(boundary, self.block.output(o.flatten(0, 1), stage.attention))
         topk = self.draft_arch.num_experts_per_tok
-        return self.block.feed_forward(flow, stage, topk, lambda _name, _value: None)
+        return self.block.feed_forward(flow, stage, topk)

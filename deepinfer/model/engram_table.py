@@ -20,7 +20,12 @@ Placement = Literal["device", "host", "disk"]
 
 
 class EngramTable(Protocol):
-    """Rows of one layer's table, wherever they are kept."""
+    """Rows of one layer's table, wherever they are kept.
+
+    `graph_safe`: looking rows up does not involve the host (other than checking its own memory).
+    """
+
+    graph_safe: bool
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Look up rows.
@@ -85,6 +90,7 @@ class _ResidentTable:
     def __init__(self, columns: list[Tensor], device: torch.device):
         self.columns = columns
         self.device = device
+        self.graph_safe = columns[0].device.type == device.type
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         home = self.columns[0].device
@@ -141,6 +147,8 @@ class _DiskColumns:
 
 class _DiskTable:
     """Nothing resident: two reads for each distinct row of a lookup."""
+
+    graph_safe = False
 
     def __init__(self, columns: list[_DiskColumns], device: torch.device):
         self.columns = columns

@@ -5,7 +5,8 @@ Knows nothing of requests, plans or sampling. Source: `spec/model.md` 5, 6, 9, 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from deepinfer.model.numerics import Numerics
 from deepinfer.model.operations import Operations
 from deepinfer.model.state import State
 from deepinfer.model.weights import EngramWeights, IndexerWeights, LayerWeights, ModelWeights
-from deepinfer.ops.batch import Batch, store_ring
+from deepinfer.ops.batch import Batch, RingPlaces, ring_places, trailing, write_ring
 from deepinfer.ops.engram_rows import EngramHash
 from deepinfer.ops.formats import Quantised, dequantise_fp8
 from deepinfer.ops.index_select import CandidateRule, Selection
@@ -45,12 +46,15 @@ class Forward(NamedTuple):
     """Result of a forward pass over the kept rows.
 
     hidden [kept, hidden]: normalised input of the head. features [kept, targets * hidden]: input
-    of the drafter, None without draft layers. batch: the kept rows.
+    of the drafter, None without draft layers. batch: the kept rows. windows [n, layers, window,
+    record bytes]: window records up to the tokens asked for, of the layers before the boundary
+    layer; None if none were.
     """
 
     hidden: Tensor
     features: Tensor | None
     batch: Batch
+    windows: Tensor | None = None
 
 
 @dataclass
@@ -62,16 +66,40 @@ class Pass:
     history: Tensor
     tail: Tail | None = None
     observer: Observer | None = None
+    save: Tensor | None = None
+    windows: list[Tensor] = field(default_factory=list[Tensor])
     selections: dict[int, Selection] = field(default_factory=dict)
     features: list[Tensor] = field(default_factory=list)
+    _angles: dict[bool, Rotation] = field(default_factory=dict)
+    _ring_places: RingPlaces | None = None
 
     def observe(self, name: str, layer: int, value: Tensor) -> None:
         """Show a value to the observer, if there is one."""
         if self.observer is not None:
             self.observer(name, layer, value)
 
+    def watch(self, layer: int) -> Callable[[str, Tensor], None] | None:
+        """What shows values of a layer to the observer; None if nobody looks."""
+        if self.observer is None:
+            return None
+        return lambda name, value: self.observe(name, layer, value)
+
+    def angles(self, freqs: Tensor, *, compressed: bool) -> Rotation:
+        """Angles of the positions, computed once for all layers with these frequencies."""
+        if compressed not in self._angles:
+            self._angles[compressed] = rotation(self.batch.positions, freqs)
+        return self._angles[compressed]
+
+    def ring_places(self, ring: Tensor) -> RingPlaces:
+        """Where window records go; the rings of all layers have one length."""
+        if self._ring_places is None:
+            self._ring_places = ring_places(self.batch, ring.shape[1])
+        return self._ring_places
+
     def cut(self, keep: Tensor, slices: tuple[tuple[int, int], ...]) -> None:
         """Drop all rows but `keep`."""
+        self._angles.clear()
+        self._ring_places = None
         self.batch = self.batch.kept(keep, slices)
         self.history = self.history[keep]
         self.selections = {k: s.rows(keep) for k, s in self.selections.items()}
@@ -110,6 +138,19 @@ class Network:
         self.rule = CandidateRule(arch.candidate_topk_blocks, arch.candidate_block_size)
         self.hashes = () if engram_map is None else _hashes(engram_map, self.device)
 
+    def graph_obstacles(self) -> list[str]:
+        """Why a decoding step cannot be captured in a graph, one sentence each; [] if it can."""
+        bound = (getattr(self.ops, item.name) for item in fields(self.ops))
+        found = [
+            f"{op.op}: {op.implementation.name} is not graph-safe"
+            for op in bound
+            if not op.implementation.graph_safe
+        ]
+        tables = [w.engram.table for w in self.weights.layers if w.engram is not None]
+        if not all(table.graph_safe for table in tables):
+            found.append("the Engram tables are not on the device")
+        return found
+
     def embed(self, ids: Tensor) -> Tensor:
         """Embedding rows of ids [tokens] in the activation dtype."""
         return self.weights.embed[ids].to(self.numerics.activation)
@@ -126,6 +167,7 @@ class Network:
         state: State,
         tail: Tail | None = None,
         observer: Observer | None = None,
+        save: Tensor | None = None,
     ) -> Forward:
         """Run all layers over a batch.
 
@@ -136,19 +178,21 @@ class Network:
             state: pools.
             tail: bounded decoder replay; None runs every row through every layer.
             observer: called as observer(name, layer, value) with intermediate values.
+            save: [n] int64, tokens up to which `Forward.windows` is wanted, or None.
 
         Writes:
             the state of every request in the batch.
         """
-        step = Pass(batch, state, history, tail, observer)
+        step = Pass(batch, state, history, tail, observer, save)
         flow = start(self.embed(history[:, 0]), self.arch.hc_mult)
         for layer in self.arch.layers:
             flow = self.layer(layer, flow, step)
             if not len(flow.streams):  # a chunk that lies wholly below the decoder start
-                return Forward(flow.streams[:, 0], self._no_features(flow), step.batch)
+                hidden, features = flow.streams[:, 0], self._no_features(flow)
+                return Forward(hidden, features, step.batch, _windows(step))
         collapsed = self.collapse(flow)
         features = torch.cat(step.features, -1) if step.features else None
-        return Forward(collapsed.normed, features, step.batch)
+        return Forward(collapsed.normed, features, step.batch, _windows(step))
 
     def _no_features(self, flow: Flow) -> Tensor | None:
         if self.arch.draft is None:
@@ -177,16 +221,15 @@ class Network:
             return Flow(boundary.streams, None, boundary.pre)
         output = self._attend(layer, boundary, weights, step)
 
-        def observe(name: str, value: Tensor) -> None:
-            step.observe(name, layer.index, value)
-
-        observe("attn_coefficients", torch.cat((boundary.pre, boundary.post), -1))
-        observe("attn_comb", boundary.comb)
-        observe("attn_in", boundary.hidden)
-        observe("attn_out", output)
+        observe = step.watch(layer.index)
+        if observe is not None:
+            observe("attn_coefficients", torch.cat((boundary.pre, boundary.post), -1))
+            observe("attn_comb", boundary.comb)
+            observe("attn_in", boundary.hidden)
+            observe("attn_out", output)
         flow = self.block.leave(boundary, output)
         flow = self.block.feed_forward(flow, weights.block, self.arch.num_experts_per_tok, observe)
-        if step.observer is not None:
+        if observe is not None:
             flow = self.block.settle(flow)
             observe("resid", flow.streams)
             observe("pre_mix", flow.pre)
@@ -237,8 +280,9 @@ class Network:
         self, layer: Layer, boundary: Boundary, weights: LayerWeights, step: Pass
     ) -> Tensor:
         block, batch, attention = self.block, step.batch, weights.block.attention
-        freqs = self.compressed_freqs if layer.ratio else self.window_freqs
-        by = rotation(batch.positions, freqs)
+        compressed = layer.ratio > 0
+        freqs = self.compressed_freqs if compressed else self.window_freqs
+        by = step.angles(freqs, compressed=compressed)
         low = block.low_rank_query(boundary, attention)
         if weights.indexer is not None:
             self._select(layer, low, boundary, weights.indexer, by, step)
@@ -261,7 +305,11 @@ class Network:
             scale=self.arch.softmax_scale,
             layout=self.records,
         )
-        store_ring(ring, batch, inputs.records)
+        boundary_layer = self.arch.boundary_layer
+        if step.save is not None and boundary_layer is not None and layer.index < boundary_layer:
+            window = self.arch.sliding_window
+            step.windows.append(trailing(batch, ring, inputs.records, step.save, window))
+        write_ring(ring, step.ring_places(ring), inputs.records)
         step.observe("attn_q", layer.index, inputs.q)
         step.observe("attn_o", layer.index, o)
         step.observe("window_records", layer.index, inputs.records)
@@ -305,6 +353,10 @@ class Network:
         step.observe("select", layer.index, chosen.ids)
         if chosen.blocks is not None:
             step.observe("candidates", layer.index, chosen.blocks)
+
+
+def _windows(step: Pass) -> Tensor | None:
+    return torch.stack(step.windows, dim=1) if step.windows else None
 
 
 def _hashes(engram_map: EngramMap, device: torch.device) -> tuple[EngramHash, ...]:

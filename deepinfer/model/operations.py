@@ -113,6 +113,8 @@ class Operations:
             "inner": arch.moe_intermediate_size,
             "head_dim": arch.head_dim,
             "heads": arch.num_attention_heads,
+            "o_rank": arch.o_lora_rank,
+            "o_groups": arch.o_groups,
             "streams": arch.hc_mult,
             "linear_shapes": _linear_shapes(arch),
         }

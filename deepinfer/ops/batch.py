@@ -28,6 +28,8 @@ class Batch:
         starts: [tokens] int64, position of the first token of the token's slice.
         ends: [tokens] int64, position after the last token of the slice.
         lower: [tokens] int64, first position whose window key the token may see (replay start).
+        cached: [tokens] int64, positions of the request below it have their entries in shared pages
+            already, which are not written.
         slots: [rows] int64, state slot of each request.
         page_table: [rows, pages] int64, page ids in position order; unused entries 0.
         slices: host ints (first, after last) of each slice in the flattened tokens.
@@ -39,6 +41,7 @@ class Batch:
     starts: Tensor
     ends: Tensor
     lower: Tensor
+    cached: Tensor
     slots: Tensor
     page_table: Tensor
     slices: tuple[tuple[int, int], ...]
@@ -65,6 +68,7 @@ class Batch:
             starts=torch.maximum(self.starts, self.lower)[keep],
             ends=self.ends[keep],
             lower=self.lower[keep],
+            cached=self.cached[keep],
             slices=slices,
         )
 
@@ -106,20 +110,36 @@ def gather_entries(view: Tensor, table: Tensor, ids: Tensor) -> Tensor:
     return view[pages, ids % entries]
 
 
-def store_ring(ring: Tensor, batch: Batch, values: Tensor) -> None:
-    """Write one value a token into its request's ring, row = position mod rings' rows.
+class RingPlaces(NamedTuple):
+    """Where each token's value goes in rings of one length: slot and row, [tokens] int64."""
 
-    Of a slice longer than the ring only its last rows are written.
+    slots: Tensor
+    rows: Tensor
+
+
+def ring_places(batch: Batch, rows: int) -> RingPlaces:
+    """Row = position mod `rows` of the token's own slot.
+
+    Of a slice longer than the ring only its last rows are written; others go to slot 0.
+    """
+    lasting = batch.positions >= batch.ends - rows
+    return RingPlaces(torch.where(lasting, batch.token_slots, 0), batch.positions % rows)
+
+
+def write_ring(ring: Tensor, places: RingPlaces, values: Tensor) -> None:
+    """Write one value a token into its request's ring.
 
     Args:
         ring: [slots, rows, *] view, changed in place.
-        batch: the tokens.
+        places: `ring_places` of the tokens for this length.
         values: [tokens, *] of the ring's dtype.
     """
-    rows = ring.shape[1]
-    lasting = batch.positions >= batch.ends - rows
-    slots = torch.where(lasting, batch.token_slots, 0)
-    ring[slots, batch.positions % rows] = values
+    ring[places.slots, places.rows] = values
+
+
+def store_ring(ring: Tensor, batch: Batch, values: Tensor) -> None:
+    """`write_ring` at the places of a batch that no other ring shares."""
+    write_ring(ring, ring_places(batch, ring.shape[1]), values)
 
 
 def before(batch: Batch, ring: Tensor, values: Tensor, back: Tensor) -> Tensor:
@@ -138,5 +158,27 @@ def before(batch: Batch, ring: Tensor, values: Tensor, back: Tensor) -> Tensor:
     here = torch.arange(len(values), device=values.device).unsqueeze(1) - back
     in_step = wanted >= batch.starts.unsqueeze(1)
     stored = ring[batch.token_slots.unsqueeze(1), wanted.clamp(min=0) % ring.shape[1]]
+    fresh = values[here.clamp(min=0)]
+    return torch.where(in_step.view(*in_step.shape, *[1] * (values.dim() - 1)), fresh, stored)
+
+
+def trailing(batch: Batch, ring: Tensor, values: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """The last values up to some tokens: from this step where it has them.
+
+    Args:
+        batch: the tokens.
+        ring: [slots, rows, *] what earlier steps stored.
+        values: [tokens, *] what this step computed.
+        tokens: [n] int64, which tokens.
+        count: values wanted of each, positions ascending; those of positions below 0 mean nothing.
+
+    Returns:
+        [n, count, *].
+    """
+    back = torch.arange(count - 1, -1, -1, device=values.device)
+    wanted = batch.positions[tokens].unsqueeze(1) - back
+    here = tokens.unsqueeze(1) - back
+    in_step = wanted >= batch.starts[tokens].unsqueeze(1)
+    stored = ring[batch.token_slots[tokens].unsqueeze(1), wanted.clamp(min=0) % ring.shape[1]]
     fresh = values[here.clamp(min=0)]
     return torch.where(in_step.view(*in_step.shape, *[1] * (values.dim() - 1)), fresh, stored)

@@ -113,6 +113,7 @@ class Maker:
             starts=starts[each],
             ends=(starts + counts)[each],
             lower=torch.zeros_like(each),
+            cached=torch.zeros_like(each),
             slots=torch.cat((each.new_zeros(1), 1 + self._shuffled(requests))),
             page_table=torch.cat((table.new_zeros(1, pages), table)),
             slices=tuple((int(f), int(f + c)) for f, c in zip(first, counts, strict=True)),
@@ -167,7 +168,7 @@ def _rows(value: Any, index: Tensor) -> Any:
     if isinstance(value, Batch):
         kept = {
             name: getattr(value, name)[index]
-            for name in ("positions", "rows", "starts", "ends", "lower")
+            for name in ("positions", "rows", "starts", "ends", "lower", "cached")
         }
         slices = tuple((i, i + 1) for i in range(len(index)))
         return Batch(

@@ -25,6 +25,8 @@ class RowSlice(NamedTuple):
         slot: state slot, >= 1.
         pages: page ids in position order, enough for `start + count` tokens.
         decoder_start: first position that runs the decoder layers (0 = all).
+        lower: first position that a window may reach.
+        cached: positions below it have their entries in pages already.
     """
 
     ids: Sequence[int]
@@ -33,6 +35,8 @@ class RowSlice(NamedTuple):
     slot: int
     pages: Sequence[int]
     decoder_start: int = 0
+    lower: int = 0
+    cached: int = 0
 
 
 class Assembled(NamedTuple):
@@ -60,7 +64,7 @@ def assemble(
     table = torch.zeros(len(slices), width, dtype=torch.int64)
     history = torch.full((total, ngram), -1, dtype=torch.int64)
     lower = torch.zeros(total, dtype=torch.int64)
-    starts, ends, rows = torch.empty_like(lower), torch.empty_like(lower), torch.empty_like(lower)
+    starts, ends, rows, window, cached = (torch.empty_like(lower) for _ in range(5))
     bounds: list[tuple[int, int]] = []
     first = 0
     for row, s in enumerate(slices):
@@ -68,7 +72,8 @@ def assemble(
         part = slice(first, last)
         table[row, : len(s.pages)] = torch.tensor(s.pages, dtype=torch.int64)
         history[part] = _history(s, ngram)
-        lower[part], rows[part] = s.decoder_start, row
+        lower[part], rows[part] = max(s.decoder_start, s.lower), row
+        window[part], cached[part] = s.lower, s.cached
         starts[part], ends[part] = s.start, s.start + s.count
         bounds.append((first, last))
         first = last
@@ -77,7 +82,8 @@ def assemble(
         rows=rows.to(device),
         starts=starts.to(device),
         ends=ends.to(device),
-        lower=torch.zeros_like(lower).to(device),
+        lower=window.to(device),
+        cached=cached.to(device),
         slots=torch.tensor([s.slot for s in slices], device=device),
         page_table=table.to(device),
         slices=tuple(bounds),

@@ -1,17 +1,24 @@
 """Row state on the device: tokens, lengths, page tables and drafts of admitted requests.
 
-Plans change it by diffs; sampling extends it. Knows nothing of why rows come and go.
+Plans change it by diffs, which arrive in one upload a step; sampling extends it. Knows nothing of
+why rows come and go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from deepinfer.step import Admit, DraftCap, PageAppend
+from deepinfer.device import upload
+from deepinfer.step import Admit, StepPlan
+
+Parts = dict[str, NDArray[np.int64]]
+"""Arrays that go up to the device together, by name."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +32,25 @@ class RowLimits:
 
 
 class Rows:
-    """Tensors over rows; row 0 is reserved and never read as data.
+    """Tensors over rows; row 0 is reserved, has always ended and is never read as data.
+
+    They stay where they are for good: captured graphs read and write them.
 
     Attributes:
         tokens: [rows, tokens] int64, known tokens; entries behind `length` may hold drafts.
         length: [rows] int64, tokens known (prompt and generated).
-        prompt: [rows] int64, tokens of the prompt.
         limit: [rows] int64, most tokens the row may know.
         slot: [rows] int64, state slot.
         decoder_start: [rows] int64.
+        lower: [rows] int64, first position that a window may reach.
+        cached: [rows] int64, tokens whose entries lie in shared pages.
         pages: [rows, pages] int64, page ids.
         drafts: [rows] int64, drafts at hand (behind `length` in `tokens`).
         cap: [rows] int64, most drafts verified a step.
         confidence: [rows, drafts] fp32, raw confidences of the drafts at hand.
         ended: [rows] bool, a flag was set: the row generates nothing more.
+        decoding: [rows] int64, the decoding rows, ascending; 0 behind them.
+        budget: [1] int64, drafts verified in the step over all rows.
     """
 
     def __init__(self, limits: RowLimits, device: torch.device):
@@ -51,68 +63,109 @@ class Rows:
             limits.rows, limits.tokens + limits.drafts, dtype=torch.int64, device=device
         )
         self.length = column(1)
-        self.prompt = column(1)
         self.limit = column(1)
         self.slot = column()
         self.decoder_start = column()
+        self.lower = column()
+        self.cached = column()
         self.pages = torch.zeros(limits.rows, limits.pages, dtype=torch.int64, device=device)
         self.drafts = column()
         self.cap = column()
         self.confidence = torch.zeros(limits.rows, limits.drafts, device=device)
         self.ended = torch.zeros(limits.rows, dtype=torch.bool, device=device)
+        self.ended[0] = True
+        self.decoding = column()
+        self.budget = torch.zeros(1, dtype=torch.int64, device=device)
+        self._budget = 0
 
-    def admit(self, items: Sequence[Admit]) -> None:
-        """Fill rows anew."""
-        if not items:
-            return
-        width = max(len(item.ids) for item in items)
-        rows = self._ints([item.row for item in items])
-        padded = [[*item.ids, *[0] * (width - len(item.ids))] for item in items]
-        self.tokens[rows, :width] = self._ints(padded)
-        self.length[rows] = self._ints([len(item.ids) for item in items])
-        self.prompt[rows] = self._ints([item.prompt_len for item in items])
-        self.limit[rows] = self._ints([item.limit for item in items])
-        self.slot[rows] = self._ints([item.slot for item in items])
-        self.decoder_start[rows] = self._ints([item.decoder_start for item in items])
-        self.pages[rows] = 0
-        self.drafts[rows] = 0
-        self.cap[rows] = 0
-        self.ended[rows] = False
+    def changes(self, plan: StepPlan, decoding: Collection[int]) -> Parts:
+        """What `change` needs of a plan; nothing in a steady state.
 
-    def append_pages(self, items: Sequence[PageAppend]) -> None:
-        """Enter pages into the tables."""
-        if items:
-            row, place, page = self._ints([list(item) for item in items]).unbind(1)
+        Args:
+            plan: the step.
+            decoding: the decoding rows, this plan's additions and removals included.
+        """
+        parts: Parts = {}
+        if plan.release:
+            parts["release"] = np.array(plan.release, np.int64)
+        if plan.admit:
+            parts["admit"] = np.array([_columns(admit) for admit in plan.admit], np.int64)
+            parts["ids"] = np.concatenate([np.array(a.ids, np.int64) for a in plan.admit])
+        if plan.pages:
+            parts["pages"] = np.array(plan.pages, np.int64)
+        if plan.draft_cap:
+            parts["caps"] = np.array(plan.draft_cap, np.int64)
+        if plan.decode_add or plan.decode_remove:
+            parts["decoding"] = np.zeros(self.limits.rows, np.int64)
+            parts["decoding"][: len(decoding)] = sorted(decoding)
+        if plan.draft_budget != self._budget:
+            self._budget = plan.draft_budget
+            parts["budget"] = np.array([plan.draft_budget], np.int64)
+        return parts
+
+    def change(self, plan: StepPlan, sent: Mapping[str, Tensor]) -> None:
+        """Carry out the changes of a plan; `sent` holds `changes` as `send` brought it up."""
+        if plan.release:  # what is in flight for them generates nothing
+            self.ended.index_fill_(0, sent["release"], True)
+        if plan.admit:
+            rows, length, limit, slot, decoder_start, lower, cached = sent["admit"].unbind(1)
+            first = 0
+            for admit in plan.admit:
+                last = first + len(admit.ids)
+                self.tokens[admit.row, : len(admit.ids)] = sent["ids"][first:last]
+                first = last
+            self.length[rows] = length
+            self.limit[rows] = limit
+            self.slot[rows] = slot
+            self.decoder_start[rows] = decoder_start
+            self.lower[rows] = lower
+            self.cached[rows] = cached
+            for table in (self.pages, self.drafts, self.cap, self.ended):
+                table.index_fill_(0, rows, 0)  # a number assigned by index would be uploaded
+        if plan.pages:
+            row, place, page = sent["pages"].unbind(1)
             self.pages[row, place] = page
-
-    def set_caps(self, items: Sequence[DraftCap]) -> None:
-        """Change how many drafts rows may verify a step."""
-        if items:
-            row, cap = self._ints([list(item) for item in items]).unbind(1)
+        if plan.draft_cap:
+            row, cap = sent["caps"].unbind(1)
             self.cap[row] = cap
-
-    def release(self, rows: Sequence[int]) -> None:
-        """Forget rows; what is still in flight for them generates nothing."""
-        if rows:
-            self.ended[self._ints(list(rows))] = True
-
-    def _ints(self, values: Sequence[object]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device, non_blocking=True)
+        if "decoding" in sent:
+            self.decoding.copy_(sent["decoding"])
+        if "budget" in sent:
+            self.budget.copy_(sent["budget"])
 
 
-def share_drafts(rows: Tensor, table: Rows, budget: int) -> Tensor:
+def _columns(admit: Admit) -> tuple[int, ...]:
+    """What an admission sets, in the order of `Rows.change`."""
+    lower = 0 if admit.snapshot else admit.encoder_start
+    length = len(admit.ids)
+    return (
+        *(admit.row, length, admit.limit, admit.slot),
+        *(admit.decoder_start, lower, admit.cached),
+    )
+
+
+def send(parts: Parts, device: torch.device) -> dict[str, Tensor]:
+    """Bring arrays up to the device in one copy, without waiting; none if there is nothing."""
+    if not parts:
+        return {}
+    sent = upload(np.concatenate([part.ravel() for part in parts.values()]), device)
+    pieces = sent.split([part.size for part in parts.values()])
+    named = zip(parts.items(), pieces, strict=True)
+    return {name: piece.view(part.shape) for (name, part), piece in named}
+
+
+def share_drafts(rows: Tensor, table: Rows) -> Tensor:
     """Drafts each decoding row verifies, [rows] int64.
 
-    Rows in ascending order take what their cap, the drafts at hand, their limit (one token is
-    always generated besides) and the rest of the budget allow.
+    Rows in order take what their cap, the drafts at hand, their limit (one token is always
+    generated besides) and the rest of the step's budget allow.
 
     Args:
-        rows: [n] int64, ascending.
+        rows: [n] int64, ascending; 0 (padding) takes none.
         table: row state.
-        budget: drafts over all rows.
     """
     room = (table.limit[rows] - table.length[rows] - 1).clamp(min=0)
     wanted = torch.minimum(torch.minimum(table.cap[rows], table.drafts[rows]), room)
     wanted = wanted.masked_fill(table.ended[rows], 0)
     before = wanted.cumsum(0) - wanted
-    return torch.minimum(wanted, (budget - before).clamp(min=0))
+    return torch.minimum(wanted, (table.budget - before).clamp(min=0))

@@ -26,6 +26,7 @@ def core(
     *,
     async_scheduling: bool = False,
     proposer: Proposer | None = None,
+    compact: bool = True,
 ) -> EngineCore:
     """A torch engine; its clock counts calls."""
     rows = RowLimits(
@@ -34,7 +35,15 @@ def core(
         pages=pages_for(limits.max_model_len, PAGE_TOKENS),
         drafts=limits.max_draft,
     )
-    runner = TorchRunner(net, rows, pages=limits.num_pages + 1, proposer=proposer)
+    places = 0 if limits.caching is None else limits.caching.snapshots
+    runner = TorchRunner(
+        net,
+        rows,
+        pages=limits.num_pages + 1,
+        proposer=proposer,
+        snapshots=places,
+        compact=compact,
+    )
     scheduler = Scheduler(limits, THROUGHPUT, end_id=net.arch.eos_token_id)
     ticks = itertools.count()
     return EngineCore(
@@ -48,11 +57,14 @@ def service(
     *,
     async_scheduling: bool = False,
     proposer: Proposer | None = None,
+    compact: bool = True,
 ) -> Service:
     """An engine without text over the tiny network."""
     net = network(mode)
     border = Border(net.arch, None, limits.max_model_len, max_logprobs=1000)
-    engine = core(net, limits, async_scheduling=async_scheduling, proposer=proposer)
+    engine = core(
+        net, limits, async_scheduling=async_scheduling, proposer=proposer, compact=compact
+    )
     seeds = itertools.count(100)
     return Service(border, engine, lambda: next(seeds))
 

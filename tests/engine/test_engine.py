@@ -12,7 +12,7 @@ from deepinfer.request import SamplingParams
 from deepinfer.runner.runner import Proposal
 from tests.engine.engines import LIMITS, run_all, service, some_prompts
 from tests.engine.sequential import Sequential
-from tests.model.networks import network
+from tests.model.networks import network, tokens
 
 CPU = find_device("cpu")
 MODES = ("checkpoint", "noquant")
@@ -128,6 +128,45 @@ def test_right_drafts_are_accepted_and_save_steps(alone):
     counters = engine.core.scheduler.snapshot()
     assert counters.drafts_accepted > 0.7 * counters.drafts_verified
     assert counters.steps < max(len(a) for a in alone)
+
+
+class SpoilingProposer(OracleProposer):
+    """Right drafts but for one, so that exactly `right` of them can be accepted."""
+
+    def __init__(self, drafts, prompts, answers, right):
+        super().__init__(drafts, prompts, answers)
+        self.right = right
+
+    def propose(self, rows, groups, state):
+        proposal = super().propose(rows, groups, state)
+        if self.right < self.drafts:
+            tokens = proposal.tokens
+            tokens[:, self.right] = 3 + (tokens[:, self.right] == 3)
+        return proposal
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_every_acceptance_count_rolls_back_at_every_alignment(right, ahead):
+    """Prompts end around a page border, at every place in windows, pairs and rings."""
+    net = network()
+    prompts = [tokens(net, count, 50 + count) for count in range(120, 134)]
+    params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, logprobs=2)
+    limits = dataclasses.replace(
+        LIMITS, max_num_batched_tokens=2000, num_pages=40, num_slots=16, max_num_seqs=14
+    )
+    expected = run_all(service("checkpoint", limits), prompts, [params] * len(prompts))
+    answers = [output.outputs[0].token_ids for output in expected]
+    proposer = SpoilingProposer(3, prompts, answers, right)
+    limits = dataclasses.replace(limits, max_draft=3)
+    engine = service("checkpoint", limits, async_scheduling=ahead, proposer=proposer)
+    found = run_all(engine, prompts, [params] * len(prompts))
+    assert [output.outputs for output in found] == [output.outputs for output in expected]
+    counters = engine.core.scheduler.snapshot()
+    if right == 0:
+        assert counters.drafts_accepted <= counters.drafts_verified // 3
+    else:
+        assert counters.drafts_accepted >= len(prompts) * right
 
 
 def test_bounded_replay_is_one_result_for_every_schedule():

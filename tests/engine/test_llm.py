@@ -150,8 +150,13 @@ def test_a_trace_replays_to_the_same_steps(model, tmp_path):
     [
         ({"colour": "red"}, "unknown option.*colour"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
-        ({"speculative_config": {"method": "dspark"}}, "speculative_config"),
-        ({"enable_prefix_caching": True}, "prefix cache"),
+        ({"speculative_config": {"method": "eagle"}}, "method 'eagle'"),
+        ({"speculative_config": {"num_speculative_tokens": 6}}, "proposes 5"),
+        ({"speculative_config": {"num_speculative_tokens": -1}}, "num_speculative_tokens -1"),
+        ({"speculative_config": {"model": "x"}}, "unknown key.*model"),
+        ({"decoder_replay": "some"}, "decoder_replay 'some'"),
+        ({"decoder_replay": "off", "decoder_keep": 200}, "no choice"),
+        ({"window_snapshot_bytes": -1}, "window_snapshot_bytes -1"),
         ({"max_model_len": 0}, "max_model_len 0"),
         ({"max_model_len": 10**9}, "positions"),
         ({"kv_cache_memory_bytes": 1000}, "do not hold one request"),
@@ -177,8 +182,8 @@ def test_a_closed_engine_says_so(model):
         assert engine.generate("a", SHORT, use_tqdm=False)[0].error is None
     with pytest.raises(DeepinferError, match="closed"):
         engine.generate("a", SHORT)
-    with pytest.raises(ConfigError, match="codec"):
-        engine.chat([])
+    with pytest.raises(DeepinferError, match="closed"):
+        engine.chat([{"role": "user", "content": "a"}])
 
 
 def test_a_bug_ends_the_engine_loudly(model, monkeypatch):
@@ -188,3 +193,29 @@ def test_a_bug_ends_the_engine_loudly(model, monkeypatch):
         engine.generate("a", SHORT, use_tqdm=False)
     with pytest.raises(DeepinferError, match="ended with ZeroDivisionError"):
         engine.generate("a", SHORT, use_tqdm=False)
+
+
+def test_a_prompt_that_came_before_is_not_computed_again_and_answers_the_same(model):
+    prompt = {"prompt_token_ids": list(range(10, 310))}
+    options = {**SMALL, "max_model_len": 400}
+    plain = LLM(model, **options, enable_prefix_caching=False)
+    expected = plain.generate(prompt, SHORT, use_tqdm=False)[0].outputs
+    with LLM(model, **options) as engine:
+        first, second = (engine.generate(prompt, SHORT, use_tqdm=False)[0] for _ in range(2))
+        salted = engine.generate({**prompt, "cache_salt": "mine"}, SHORT, use_tqdm=False)[0]
+        engine.reset_prefix_cache()
+        fresh = engine.generate(prompt, SHORT, use_tqdm=False)[0]
+        refused = engine.generate({**prompt, "cache_salt": ""}, SHORT, use_tqdm=False)[0]
+    assert [o.num_cached_tokens for o in (first, second, salted, fresh)] == [0, 128, 0, 0]
+    assert all(o.outputs == expected for o in (first, second, salted, fresh))
+    assert "cache_salt" in (refused.error or "")
+
+
+def test_drafts_of_the_model_change_no_answer(model, llm):
+    prompts = ["one two three", "a", "b c d e f g"]
+    params = SamplingParams(max_tokens=8, temperature=0.7, seed=4, logprobs=2)
+    expected = llm.generate(prompts, params, use_tqdm=False)
+    with LLM(model, **SMALL, speculative_config={"num_speculative_tokens": 4}) as engine:
+        found = engine.generate(prompts, params, use_tqdm=False)
+        assert engine.get_metrics()["drafts_verified"] > 0
+    assert [o.outputs for o in found] == [o.outputs for o in expected]

@@ -17,10 +17,12 @@ from deepinfer.arch import PAGE_TOKENS, Arch, Record
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.load import LoadOptions, load_network
 from deepinfer.model.network import Forward, Network
+from deepinfer.model.operations import OPS
 from deepinfer.model.state import State
 from deepinfer.ops.formats import decode_parts, decode_record
 from deepinfer.ops.markov_draft import Drafts
 from deepinfer.ops.products import matmul
+from deepinfer.ops.registry import REFERENCE
 from deepinfer.runner.assemble import RowSlice, assemble
 from tests.golden.compare import Golden
 
@@ -30,9 +32,17 @@ SHOWN_DRAFTS = 3  # anchors whose draft logits are stored
 Observed = dict[tuple[str, int], Tensor]
 
 
+def wishes(ops: str) -> dict[str, str]:
+    """Named implementations: "cpu" wherever there is one, which leaves the references' bits."""
+    if ops != "cpu":
+        return {"*": ops}
+    exact = [name for name, op in OPS.items() if any(i.name == ops for i in op.implementations)]
+    return {"*": REFERENCE} | dict.fromkeys(exact, ops)
+
+
 @dataclass
 class Model:
-    """A golden configuration loaded in one numeric mode; `ops` is the wish for all operations."""
+    """A golden configuration loaded in one numeric mode; `ops` is a wish, see `wishes`."""
 
     golden: Golden
     numerics: str
@@ -40,7 +50,7 @@ class Model:
 
     @cached_property
     def network(self) -> Network:
-        options = LoadOptions(numerics=self.numerics, ops={"*": self.ops})
+        options = LoadOptions(numerics=self.numerics, ops=wishes(self.ops))
         return load_network(self.golden.folder / "checkpoint", CPU, "cpu", options)
 
     @property
@@ -280,13 +290,13 @@ class Runs:
     ) -> Run:
         """Checkpoint numerics, fed with the stored tokens.
 
-        The longest prompt runs the default operations: sooner, and equal by bit, which
-        `test_implementations` shows.
+        The longest prompt runs the CPU's operations with sums in float64: sooner, and equal by bit,
+        which `test_implementations` shows.
         """
         key = (config, "checkpoint", sequence, keep, compact)
         if key not in self._runs:
             longest = config == "d" and sequence == "s2"
-            model = self.model(config, "checkpoint", "auto" if longest else "reference")
+            model = self.model(config, "checkpoint", "cpu" if longest else "reference")
             tokens, newest = self._stored(config, sequence, keep)
             self._runs[key] = run(
                 model.network,

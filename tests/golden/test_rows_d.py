@@ -81,6 +81,7 @@ class Rows:
             starts=self.positions[first],
             ends=self.positions[last] + 1,
             lower=torch.zeros_like(self.positions),
+            cached=torch.zeros_like(self.positions),
             slots=torch.arange(len(slices)) + 1,
             page_table=(torch.arange(pages) + 1).expand(len(slices), pages),
             slices=slices,

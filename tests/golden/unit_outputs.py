@@ -67,6 +67,7 @@ def one_request(positions: Tensor, pages: int) -> Batch:
         starts=positions[:1].expand(count),
         ends=(positions[-1:] + 1).expand(count),
         lower=torch.zeros(count, dtype=torch.int64),
+        cached=torch.zeros(count, dtype=torch.int64),
         slots=torch.tensor([0, 1]),
         page_table=torch.stack((torch.zeros(pages, dtype=torch.int64), torch.arange(pages) + 1)),
         slices=((0, count),),

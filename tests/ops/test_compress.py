@@ -27,7 +27,7 @@ def blank(given_case) -> Case:
     return dict(given_case, pages=pages, pairs=pairs)
 
 
-def feed(given_case, counts) -> Case:
+def feed(given_case, counts, run=compress.reference) -> Case:
     """Run the tokens of one request in chunks; returns the state they leave."""
     state, done, batch = blank(given_case), 0, given_case["batch"]
     for count in counts:
@@ -39,9 +39,10 @@ def feed(given_case, counts) -> Case:
             starts=torch.full((count,), done),
             ends=torch.full((count,), done + count),
             lower=batch.lower[rows],
+            cached=batch.cached[rows],
             slices=((0, count),),
         )
-        compress.reference(**dict(state, batch=part, hidden=given_case["hidden"][rows]))
+        run(**dict(state, batch=part, hidden=given_case["hidden"][rows]))
         done += count
     return state
 

@@ -75,7 +75,7 @@ def compress(
     eps: float,
     records: Records,
 ) -> None:
-    """Store the entries that this step's tokens complete.
+    """Store the entries that this step's tokens complete, but not those that are cached already.
 
     Args:
         hidden: [tokens, d] bf16 or fp32, the normalised attention input.
@@ -89,7 +89,7 @@ def compress(
 
     Writes:
         `pairs` (value and gate of every token) and `pages` (latent record and index key of every
-        completed entry; tokens that complete none write to page 0).
+        completed entry; tokens that complete none, or one that is cached, write to page 0).
     """
     ratio = pages.ratio
     latent = latents(hidden, weights, batch, pairs, eps)
@@ -97,6 +97,7 @@ def compress(
     key = rotate(rms_norm(linear(latent, weights.wk), weights.k_norm, eps), by)
     entry = batch.positions // ratio
     complete = batch.positions % ratio == ratio - 1
+    complete &= batch.positions >= batch.cached
     page = batch.page_table[batch.rows, entry // pages.entries]
     page = torch.where(complete, page, 0)
     row = entry % pages.entries

@@ -1,0 +1,158 @@
+"""Conversations at the text border: chat requests become prompts, completions become messages.
+
+Knows neither HTTP nor how completions are computed. The codec itself is `deepinfer.recipe`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from deepinfer.errors import CheckpointError, RequestError
+from deepinfer.recipe import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ConversationRequest,
+    ConversionError,
+    ConversionOptions,
+    DeepseekV41Encoding,
+    InferenceChunk,
+    InferenceFinishReason,
+    ModelVersion,
+    StreamProcessor,
+    Tokenizer,
+)
+from deepinfer.request import CompletionOutput, FinishReason, RequestOutput, SamplingParams
+
+_MODEL = "model"  # requests inside one process need no name
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the engine takes it: ids of the prompt, and what parses the answer."""
+
+    ids: list[int]
+    request: ConversationRequest
+
+
+class ChatCodec:
+    """Encodes conversations for one model and reads its answers.
+
+    Args:
+        directory: holds the `tokenizer.json`.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path):
+        file = directory / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file)).for_v41()
+        except RuntimeError as error:
+            raise CheckpointError(str(file), [str(error)]) from error
+        self._encoding = DeepseekV41Encoding().with_tokenizer(self._tokenizer)
+        self._options = ConversionOptions().with_model_alias(_MODEL, ModelVersion.DeepseekV41Flash)
+
+    def prompt(self, body: Mapping[str, Any]) -> ChatPrompt:
+        """Render and encode a conversation.
+
+        Args:
+            body: a chat-completions request without `model`: `messages`, and as wanted `tools`,
+                `tool_choice`, `thinking`, `reasoning_effort`, `response_format`.
+
+        Raises:
+            RequestError: the conversation is malformed, holds images, or asks for an output form
+                that is not enforced here.
+        """
+        try:
+            request = ChatCompletionRequest({**body, "model": _MODEL}).convert(self._options)
+        except ConversionError as error:
+            raise RequestError(_message(error)) from None
+        except (ValueError, TypeError) as error:
+            raise RequestError(f"the conversation cannot be read: {error}") from None
+        if any(message.image_sources for message in request.conversation.messages):
+            raise RequestError("the conversation holds images; this engine reads text only")
+        constraint = request.inference_options.output_constraint
+        if constraint is not None and constraint.kind != "tool_call":
+            raise RequestError(
+                f"an output that must match ({constraint.kind}) is not enforced yet; leave "
+                "response_format and tool_choice 'required' out"
+            )
+        return ChatPrompt(self._encoding.encode(request.conversation), request)
+
+    def params(
+        self, prompt: ChatPrompt, given: SamplingParams | None, max_model_len: int
+    ) -> SamplingParams:
+        """Sampling values of a chat prompt: those given, or the model's own for its mode."""
+        if given is not None:
+            # Markup has to reach the parser; what is no markup is put out as it stands.
+            return dataclasses.replace(given, skip_special_tokens=False)
+        options = prompt.request.inference_options
+        try:
+            room = prompt.request.resolve_max_tokens(len(prompt.ids), max_model_len)
+        except ConversionError as error:
+            raise RequestError(_message(error)) from None
+        return SamplingParams(
+            temperature=1.0 if options.temperature is None else options.temperature,
+            top_p=1.0 if options.top_p is None else options.top_p,
+            max_tokens=room,
+            skip_special_tokens=False,
+        )
+
+    def reader(self, prompt: ChatPrompt) -> ChatReader:
+        """What reads one answer to a prompt of this codec."""
+        return ChatReader(prompt, self._tokenizer)
+
+    def answer(self, prompt: ChatPrompt, output: RequestOutput) -> RequestOutput:
+        """The same result with the message of every completion."""
+        outputs: list[CompletionOutput] = []
+        for item in output.outputs:
+            reader = self.reader(prompt)
+            reader.push(item.text)
+            reader.finish(item.finish_reason)
+            outputs.append(dataclasses.replace(item, message=reader.message()))
+        return dataclasses.replace(output, outputs=tuple(outputs))
+
+
+class ChatReader:
+    """Reads an answer as it comes; see `ChatCodec.reader`."""
+
+    def __init__(self, prompt: ChatPrompt, tokenizer: Tokenizer):
+        generator = ChatCompletionRequest.chunk_generator(prompt.request, "chat", _MODEL)
+        self._processor = StreamProcessor(generator, prompt.request.parsing_options, tokenizer)
+        self._response = ChatCompletionResponse("chat", _MODEL, 0, len(prompt.ids), 0)
+        self._feed(InferenceChunk.ready())
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """Take more of the answer's text; returns what it adds, as deltas of chat completions."""
+        return self._feed(InferenceChunk.text(text)) if text else []
+
+    def finish(self, reason: FinishReason | None) -> list[dict[str, Any]]:
+        """The answer ends; returns what was held back."""
+        why = InferenceFinishReason.Length if reason == "length" else InferenceFinishReason.Stop
+        return self._feed(InferenceChunk.finish(why))
+
+    def message(self) -> dict[str, Any]:
+        """The whole message: `role`, `content` and as there are `reasoning_content` and
+        `tool_calls`."""
+        return json.loads(self._response.to_json())["choices"][0]["message"]
+
+    def _feed(self, chunk: InferenceChunk) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        if self._processor.finished:  # a stop sequence of the conversation ended it
+            return deltas
+        for event in self._processor.push(chunk):
+            deltas.append(json.loads(event.to_json())["choices"][0]["delta"])
+            self._response.accumulate(cast("Any", event))
+        return deltas
+
+
+def _message(error: ConversionError) -> str:
+    """The sentence inside the protocol's error body."""
+    body = json.loads(error.body)
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    text = inner.get("message") if isinstance(inner, dict) else None
+    return str(text or error.body)

@@ -1,0 +1,58 @@
+"""Drafts from the checkpoint's own draft stages, for rows of the engine.
+
+Knows nothing of how many drafts a step verifies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepinfer.model.drafter import Drafter
+from deepinfer.model.network import Forward, Network
+from deepinfer.model.state import State
+from deepinfer.runner.rows import Rows
+from deepinfer.runner.runner import Proposal
+
+
+class DraftStages:
+    """Proposes greedy drafts; the newest token and the draft rings are all that it looks at.
+
+    Args:
+        network: with draft stages.
+        drafts: how many of a block are proposed, 1 to the block size.
+
+    Raises:
+        ValueError: the network has no draft weights, or `drafts` is out of range.
+    """
+
+    graph_safe = True
+
+    def __init__(self, network: Network, drafts: int):
+        self._drafter = Drafter(network)
+        block = self._drafter.draft_arch.block_size
+        if not 1 <= drafts <= block:
+            raise ValueError(f"{drafts} drafts: the stages propose blocks of {block}")
+        self._drafts = drafts
+
+    def seed(self, forward: Forward, state: State) -> None:
+        """Store the stages' keys of the positions that the step computed.
+
+        Those of rejected drafts are written again by the step that computes their positions.
+        """
+        assert forward.features is not None, "a network with draft stages collects features"
+        if len(forward.features):
+            self._drafter.seed(forward.features, forward.batch, state)
+
+    def propose(self, rows: Rows, groups: Tensor, state: State) -> Proposal:
+        """Drafts that follow each row's newest token, whose own features do not exist yet."""
+        length = rows.length[groups]
+        newest = rows.tokens[groups, length - 1]
+        found = self._drafter.draft(
+            newest,
+            (length - 2).clamp(min=0),
+            torch.where(groups > 0, rows.slot[groups], 0),
+            torch.maximum(rows.decoder_start[groups], rows.lower[groups]),
+            state,
+        )
+        return Proposal(found.tokens[:, : self._drafts], found.confidence[:, : self._drafts])
