@@ -17,7 +17,6 @@ FP8_GROUP = 32
 _E4M3_MAX = 448.0
 _FP8_FLOOR = 1e-4  # smallest group maximum of an FP8 group, hence scale >= 2^-22
 _E2M1_MAX = 6.0
-_E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Quantised(NamedTuple):
@@ -76,11 +75,20 @@ def pack_e2m1(codes: Tensor) -> Tensor:
 
 def decode_e2m1(packed: Tensor) -> Tensor:
     """Bytes [*, n / 2] -> fp32 [*, n]; code 8 decodes to (minus) zero."""
-    table = torch.tensor(
-        [*_E2M1_VALUES, *(-v for v in _E2M1_VALUES)], dtype=torch.float32, device=packed.device
-    )
     nibbles = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-    return table[nibbles.to(torch.int64)]
+    return _e2m1_values(packed.device)[nibbles.to(torch.int64)]
+
+
+def _e2m1_values(device: torch.device) -> Tensor:
+    """fp32 [16], what each code means, computed on the device: an upload would hold the host up.
+
+    0, 1/2, then 1 and 1 1/2 times 1, 2, 4; codes from 8 on are the negatives.
+    """
+    code = torch.arange(8, device=device)
+    exponent, half = code >> 1, code & 1
+    halves = torch.where(exponent > 0, (half + 2) << (exponent - 1).clamp(min=0), half)
+    size = halves.to(torch.float32) * 0.5
+    return torch.cat((size, -size))
 
 
 def _power_of_two_scale(size: Tensor) -> Tensor:

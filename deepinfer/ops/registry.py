@@ -42,7 +42,8 @@ class Implementation:
         pack: turns stored weights into the form that `run` wants, once at load.
         workspace: bytes of scratch memory for given limits.
         batch_invariant: a row's bits do not depend on the other rows.
-        graph_safe: no host synchronisation, shapes depend on nothing but input shapes.
+        graph_safe: no host synchronisation; what it enqueues depends on nothing but input shapes
+            and, of a `Batch`, its host fields.
         order_class: two implementations of one class give equal bits.
     """
 
@@ -75,16 +76,24 @@ class Bound:
 
 @dataclass
 class Op:
-    """An operation: its reference and, best first, its other implementations."""
+    """An operation: its reference and, best first, its other implementations.
+
+    `graph_safe` is a claim of the reference, see `Implementation`.
+    """
 
     reference: Callable[..., Any]
     name: str = ""
     implementations: list[Implementation] = field(default_factory=list)
+    graph_safe: bool = True
 
     def __post_init__(self) -> None:
         self.name = self.name or self.reference.__name__
         self._reference = Implementation(
-            REFERENCE, self.reference, batch_invariant=True, order_class=REFERENCE
+            REFERENCE,
+            self.reference,
+            batch_invariant=True,
+            graph_safe=self.graph_safe,
+            order_class=REFERENCE,
         )
 
     def add(self, implementation: Implementation) -> None:

@@ -90,9 +90,9 @@ def company(net: Network, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     return first, run(net, state, slices).hidden[0]
 
 
-@pytest.fixture(scope="module")
-def with_kernels(gpu):
-    return build(small(), gpu, KERNELS)
+@pytest.fixture(scope="module", params=[KERNELS, {"*": "auto"}], ids=["named", "auto"])
+def with_kernels(request, gpu):
+    return build(small(), gpu, request.param)
 
 
 def test_a_row_has_the_same_bits_alone_and_among_63(with_kernels):
@@ -102,9 +102,9 @@ def test_a_row_has_the_same_bits_alone_and_among_63(with_kernels):
     assert torch.equal(with_kernels.logits(alone[1][None]), with_kernels.logits(crowd[1][None]))
 
 
-def test_the_network_stays_near_its_reference(with_kernels, gpu):
-    reference = build(small(), gpu, {"*": "reference"})
-    found, wanted = company(with_kernels, 2)[0].float(), company(reference, 2)[0].float()
+def test_the_network_stays_near_its_reference(gpu):
+    kernels, reference = (build(small(), gpu, ops) for ops in (KERNELS, {"*": "reference"}))
+    found, wanted = company(kernels, 2)[0].float(), company(reference, 2)[0].float()
     error = (found - wanted).pow(2).mean().sqrt() / wanted.std()
     assert error < 0.3  # random networks amplify one changed code; ops are compared one by one
 

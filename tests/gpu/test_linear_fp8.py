@@ -35,7 +35,7 @@ def test_rows_agree_with_the_reference(gpu, shape, tokens):
 
 @pytest.mark.parametrize("size", [1e-30, 1e-6, 1e3, 1e9])
 def test_zero_rows_and_any_size_of_input_and_scale(gpu, size):
-    weight = cases.fp8_weight(640, 1280, gpu.device, scales=(70, 140))
+    weight = cases.fp8_weight(640, 1280, gpu.device, scales=(70, 134))
     values = torch.randn((40, 1280), device=gpu.device) * size
     values[3] = 0
     values[7, :640] = 0
@@ -72,6 +72,6 @@ def test_tiles_change_no_bits(gpu, tile):
     packed = kernel.pack(cases.fp8_weight(5120, 2304, gpu.device))
     x = cases.activations(50, 2304, gpu.device)
     count = segments(5120, 2304)
-    wanted = kernel.launch(x, packed, Tile(64, 64, 4, 4), count)
-    found = kernel.launch(x, packed, tile, count)
+    wanted = kernel.summed(kernel.launch(x, packed, Tile(64, 64, 4, 4), count))
+    found = kernel.summed(kernel.launch(x, packed, tile, count))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)

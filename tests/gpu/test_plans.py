@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer.ops.experts.plan import choose, most_tiles
+from deepinfer.ops.grouped_output import plan as low_plan
 from deepinfer.ops.linear_fp8.plan import segments
 
 
@@ -25,3 +26,13 @@ def test_segments_are_equal_and_not_too_short(blocks, steps):
     count = segments(blocks * 64, steps * 128)
     assert steps % count == 0
     assert count == 1 or steps // count >= 4
+
+
+@given(st.integers(1, 300), st.integers(2, 80), st.integers(1, 5000))
+def test_segments_of_the_low_rank_product_are_equal_and_more_than_one_step(blocks, steps, tokens):
+    count = low_plan.segments(blocks * 128, steps * 128)
+    assert steps % count == 0
+    assert steps // count >= 2
+    tile = low_plan.choose(tokens)
+    assert tile.stages >= 3  # the loop keeps one buffer for the product before
+    assert tokens <= tile.tokens or tile.tokens == 128

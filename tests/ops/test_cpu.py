@@ -14,9 +14,16 @@ from deepinfer.model.network import Network
 from deepinfer.model.numerics import CHECKPOINT, NOQUANT
 from deepinfer.model.operations import OPS, Operations
 from deepinfer.model.weights import WeightLoader
-from deepinfer.ops import cpu_tiles
+from deepinfer.ops import cpu_codes, cpu_tiles
 from deepinfer.ops.cases import Maker, rows_of
-from deepinfer.ops.formats import Fp8Weight, Quantised, decode_parts, decode_record, quantise_fp8
+from deepinfer.ops.formats import (
+    Fp8Weight,
+    Quantised,
+    decode_parts,
+    decode_record,
+    encode_record,
+    quantise_fp8,
+)
 from deepinfer.ops.index_select import cpu as index_cpu
 from deepinfer.ops.index_select.reference import select
 from deepinfer.ops.registry import REFERENCE
@@ -70,6 +77,18 @@ def test_any_number_of_rows_equals_the_reference(name):
         index = torch.randperm(33)[:count]
         found = bound(**rows_of(ready, cases.PER_TOKEN, index))
         assert same(found, reference(**rows_of(case, cases.PER_TOKEN, index))), f"{count} rows"
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if n not in ("index_select", "sparse_attention", "compress")]
+)
+def test_no_rows_give_no_rows(name):
+    bound, reference, cases = parts(name)
+    make = Maker(SMALL)
+    case = cases.case(make, make.batch([(3, 1)]))
+    none = torch.zeros(0, dtype=torch.int64)
+    found = bound(**rows_of(packed(bound, case), cases.PER_TOKEN, none))
+    assert same(found, reference(**rows_of(case, cases.PER_TOKEN, none)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,12 +184,12 @@ def test_every_pair_of_bytes_decodes_as_in_the_formats(form):
     groups = width // (16 if form == "fp4_e4m3_16" else 32)
     scale = torch.randint(0, 255, (len(codes), groups), dtype=torch.uint8)
     expected = decode_parts(codes, scale, form)
-    found = cpu_tiles.decode(codes, scale, form)
+    found = cpu_codes.decode(codes, scale, form)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     record = Record(form, width)
     data = torch.cat((codes, scale), dim=1)[:200].unflatten(0, (4, 50))
     torch.testing.assert_close(
-        cpu_tiles.decode_records(data, record),
+        cpu_codes.decode_records(data, record),
         decode_record(data, record),
         rtol=0,
         atol=0,
@@ -190,13 +209,38 @@ def test_quantisation_equals_the_formats(numbers, narrow):
     x = torch.tensor(numbers, dtype=torch.float32).view(1, 2, 32).flatten(1)
     x = x.to(torch.bfloat16) if narrow else x
     if bool(x.isfinite().all()):
-        assert same(cpu_tiles.quantise(x), quantise_fp8(x))
+        assert same(cpu_codes.quantise(x), quantise_fp8(x))
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(floats | powers, min_size=64, max_size=64),
+    st.sampled_from(["fp8_ue8m0_32", "fp4_e4m3_16", "fp4_ue8m0_32"]),
+    st.booleans(),
+)
+def test_stored_records_equal_the_formats(numbers, form, narrow):
+    x = torch.tensor(numbers, dtype=torch.float32).view(2, 32).repeat(1, 2)
+    x = x.to(torch.bfloat16) if narrow else x
+    if bool(x.isfinite().all()):
+        record = Record(form, 64)
+        assert same(cpu_codes.encode_record(x, record), encode_record(x, record))
+
+
+@pytest.mark.parametrize("form", ["fp4_e4m3_16", "fp4_ue8m0_32", "fp8_ue8m0_32"])
+def test_every_bf16_number_is_stored_as_in_the_formats(form):
+    every = torch.arange(1 << 16).to(torch.uint16).view(torch.bfloat16)
+    every = every[every.isfinite()]
+    every = torch.nn.functional.pad(every, (0, -len(every) % 15)).view(-1, 15)
+    record = Record(form, 32)
+    for largest in (0.0, 6.0, 2.0**-9, 1.75, 3.0e38):
+        x = torch.nn.functional.pad(every, (0, 1), value=largest).repeat(1, 2)
+        assert same(cpu_codes.encode_record(x, record), encode_record(x, record)), largest
 
 
 def test_a_number_that_is_not_one_stays_visible():
     x = torch.ones(1, 32)
     x[0, 3] = torch.nan
-    pair = cpu_tiles.quantise(x)
+    pair = cpu_codes.quantise(x)
     assert bool(cpu_tiles.wide_input(Quantised(*pair)).isnan().any())
 
 
@@ -227,7 +271,7 @@ def test_runs_cover_every_token_once_and_join_short_slices(counts, least):
 def fast_network():
     """The network of `tests.model.networks`, with the implementations of the CPU."""
     arch = with_engram()
-    ops = Operations.bind(arch, CHECKPOINT, "cpu", dict.fromkeys(NAMES, "cpu"))
+    ops = Operations.bind(arch, CHECKPOINT, "cpu", {"*": REFERENCE} | dict.fromkeys(NAMES, "cpu"))
     weights = WeightLoader(DummySource(arch, 7), arch, ops, CHECKPOINT, CPU).load()
     return Network(arch, CHECKPOINT, ops, weights, hash_map(arch))
 

@@ -1,12 +1,22 @@
 """Routed experts; see reference.py for its meaning."""
 
 from deepinfer.ops.cpu_tiles import serves
-from deepinfer.ops.experts import cpu
+from deepinfer.ops.experts import cpu, cpu_f32, every
 from deepinfer.ops.experts.reference import ExpertWeights
 from deepinfer.ops.experts.reference import experts as _reference
 from deepinfer.ops.registry import REFERENCE, Implementation, Op, lazy
 
-experts = Op(_reference)
+experts = Op(_reference, graph_safe=False)  # it asks the device which experts are chosen
+experts.add(
+    Implementation(
+        "cpu_f32",
+        cpu_f32.experts,
+        refuses=serves,
+        pack=cpu_f32.pack,
+        batch_invariant=True,
+        order_class="cpu_f32",
+    )
+)
 experts.add(
     Implementation(
         "cpu",
@@ -26,6 +36,16 @@ experts.add(
         refuses="deepinfer.ops.experts.triton:refuses",
         pack="deepinfer.ops.experts.packing:pack",
         order_class="sm90",
+    )
+)
+experts.add(
+    Implementation(
+        "every",
+        every.experts,
+        refuses=every.refuses,
+        batch_invariant=True,
+        graph_safe=True,
+        order_class=REFERENCE,
     )
 )
 

@@ -34,7 +34,7 @@ def experts(
     step = max(1, _PAIRS // topk_idx.shape[1])
     parts = [
         _some(wide[rows], topk_idx[rows], topk_weights[rows], weights, limit)
-        for rows in (slice(low, low + step) for low in range(0, len(wide), step))
+        for rows in (slice(low, low + step) for low in range(0, max(1, len(wide)), step))
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

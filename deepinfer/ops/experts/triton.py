@@ -116,13 +116,11 @@ _OPERANDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
 
 
 @gluon.jit
-def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, step, slot):
+def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, step, slot):
     """Start the copies of one step of 128 columns into buffer `slot`."""
-    for c in gl.static_range(2):
-        codes = w_ptr + (step * 4096 + c * 2048)
-        async_copy.async_copy_global_to_shared(words.index(slot * 2 + c), codes)
-        columns = x_ptr + (x_offset + (step * 128 + c * 64))
-        async_copy.async_copy_global_to_shared(xs.index(slot * 2 + c), columns, mask=x_used)
+    # One copy a buffer: between two of them into one allocation the compiler puts a barrier.
+    async_copy.async_copy_global_to_shared(words.index(slot), w_ptr + step * 4096)
+    async_copy.async_copy_global_to_shared(xs.index(slot), x_ptr + step * 128, mask=x_used)
     async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step * 64)
     async_copy.commit_group()
 
@@ -154,41 +152,53 @@ def _product(
     bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [warps, 1], [1, 0])
     scale_layout: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    words = gl.allocate_shared_memory(gl.uint8, [STAGES * 2, ROWS * 2, 16], plain)
+    words = gl.allocate_shared_memory(gl.uint8, [STAGES, ROWS * 4, 16], plain)
     line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     scales = gl.allocate_shared_memory(gl.int32, [STAGES, ROWS], line)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, TOKENS, 64], swizzled)
+    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS * 2, 64], swizzled)
 
-    thread = gl.arange(0, ROWS * 2, gl.SliceLayout(1, bytes_layout))
+    piece = gl.arange(0, ROWS * 4, gl.SliceLayout(1, bytes_layout))
     byte = gl.arange(0, 16, gl.SliceLayout(0, bytes_layout))
-    w_offset = thread // 128 * (steps * 4096) + thread % 128 * 16
+    thread = piece % (ROWS * 2)
+    w_offset = piece // (ROWS * 2) * 2048 + thread // 128 * (steps * 4096) + thread % 128 * 16
     w_ptr += block.to(gl.int64) * (blocks * steps * 4096)
     w_ptr = w_ptr + (w_offset[:, None] + byte[None, :])
     row = gl.arange(0, ROWS, scale_layout)
     s_ptr += block.to(gl.int64) * (blocks * steps * 64)
     s_ptr = s_ptr + (row // 64 * (steps * 64) + row % 64)
-    x_offset = (x_row * K)[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :]
+    # Rows TOKENS and more of a buffer are the second 64 columns of a step.
+    line = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout))
+    x_offset = x_row * K + line // TOKENS * 64
+    x_ptr = x_ptr + (x_offset[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :])
 
-    for s in gl.static_range(STAGES - 1):
-        _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, s, s)
+    # With three buffers a step's last product may still read its own when the next step starts, so
+    # copies go to the buffer before that; decoding then hides behind products.
+    late: gl.constexpr = STAGES > 2
+    depth: gl.constexpr = STAGES - 2 if late else STAGES - 1
+    for s in gl.static_range(depth):
+        _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, s, s)
     total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
     for step in range(steps):
-        async_copy.wait_group(STAGES - 2)
-        ahead = step + STAGES - 1
+        async_copy.wait_group(depth - 1)
+        ahead = step + depth
         if ahead < steps:
             to = ahead % STAGES
-            _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_offset, x_used, ahead, to)
+            _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, ahead, to)
         else:
             async_copy.commit_group()
         slot = step % STAGES
         scale = scales.index(slot).load(gl.SliceLayout(1, a_layout))
         for c in gl.static_range(2):
-            word = words.index(slot * 2 + c).load(bytes_layout)
+            word = words.index(slot).slice(c * ROWS * 2, ROWS * 2).load(bytes_layout)
             a = _decoded(word, scale >> (16 * c), ROWS, a_layout)
-            x = xs.index(slot * 2 + c).permute((1, 0))
+            x = xs.index(slot).slice(c * TOKENS, TOKENS).permute((1, 0))
             total = warpgroup_mma(a, x, total, is_async=True)
-        total = warpgroup_mma_wait(0, [total])
+            if late:
+                total = warpgroup_mma_wait(1, [total])
+        if not late:
+            total = warpgroup_mma_wait(0, [total])
+    total = warpgroup_mma_wait(0, [total])
     return total * 4294967296.0
 
 
@@ -222,7 +232,7 @@ def _gate_up(
     first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
     x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
-    n = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout))
+    n = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout)) % TOKENS
     pair = gl.load(order_ptr + first + n, n < rows, 0)
     w_ptr += expert.to(gl.int64) * (INNER * K)
     s_ptr += expert.to(gl.int64) * (2 * INNER * (K // 128))
@@ -270,7 +280,7 @@ def _down(
     first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
     x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
-    n = gl.arange(0, TOKENS, gl.SliceLayout(1, x_layout))
+    n = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout)) % TOKENS
     w_ptr += expert.to(gl.int64) * (OUT * K // 2)
     s_ptr += expert.to(gl.int64) * (OUT * (K // 128))
     total = _product(

@@ -6,6 +6,7 @@ Source: `spec/model.md` 6.5; `spec/model-decisions.md` D29-D32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,16 +46,20 @@ def head_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     Args:
         queries: [tokens, heads, dim] fp32.
         weights: [tokens, heads] fp32.
-        keys: [entries, dim] fp32.
+        keys: [entries, dim] fp32 of all tokens, or [tokens, entries, dim], each token's own.
 
     Returns:
         [tokens, entries] fp32.
     """
-    total = torch.zeros(len(queries), len(keys), device=keys.device)
-    wide_keys = keys.to(WIDE).T
-    for head in range(queries.shape[1]):
-        dots = (queries[:, head].to(WIDE) @ wide_keys).to(torch.float32)
-        total += weights[:, head, None] * dots.relu()
+    total = torch.zeros(len(queries), keys.shape[-2], device=keys.device)
+    wide_keys = keys.to(WIDE).mT
+    if keys.dim() == 3:
+        every = (queries.to(WIDE) @ wide_keys).to(torch.float32).relu().unbind(1)
+    else:  # one head at a time: all of them would take much memory
+        heads = queries.to(WIDE).unbind(1)
+        every = ((query @ wide_keys).to(torch.float32).relu() for query in heads)
+    for head, dots in enumerate(every):
+        total += weights[:, head, None] * dots
     return total
 
 
@@ -146,15 +151,19 @@ def index_select(
         record: format of index keys and queries.
     """
     used = -(-batch.max_len // PAGE_TOKENS)
+    entries, width = used * pages.entries, record.width + queries.weights.shape[1]
     visible = (batch.positions + 1) // pages.ratio
     parts: list[Selection] = []
-    for first, last in batch.slices:
-        table = batch.page_table[batch.rows[first], :used]
-        codes, scales = pages.key_codes[table], pages.key_scales[table]
-        keys = decode_parts(codes.flatten(0, 1), scales.flatten(0, 1), record.format)
-        step = max(1, _SCORE_BYTES // (len(keys) * 8))
+    for first, last, lone in _runs(batch.slices):
+        # One request's keys serve all tokens of its slice; lone tokens bring their own.
+        tables = batch.page_table[batch.rows[first : last if lone else first + 1], :used]
+        if not lone:
+            keys = _keys(pages, tables[0], record)
+        step = max(1, _SCORE_BYTES // (entries * 8 * (width if lone else 1)))
         for low in range(first, last, step):
             rows = slice(low, min(low + step, last))
+            if lone:
+                keys = _keys(pages, tables[low - first : low - first + step], record)
             decoded = decode_record(queries.records[rows], record)
             scores = head_scores(decoded, queries.weights[rows], keys)
             within = None if blocks is None else blocks[rows]
@@ -163,3 +172,21 @@ def index_select(
     ids = torch.cat([part.ids for part in parts])
     published = [part.blocks for part in parts if part.blocks is not None]
     return Selection(ids, torch.cat(published) if published else None)
+
+
+def _keys(pages: PageViews, table: Tensor, record: Record) -> Tensor:
+    """Decoded index keys of the pages in `table` [*, pages]: fp32 [*, entries, dim]."""
+    codes, scales = pages.key_codes[table], pages.key_scales[table]
+    return decode_parts(codes.flatten(-3, -2), scales.flatten(-3, -2), record.format)
+
+
+def _runs(slices: Sequence[tuple[int, int]]) -> list[tuple[int, int, bool]]:
+    """Slices, with neighbouring slices of one token joined; True marks these."""
+    found: list[tuple[int, int, bool]] = []
+    for first, last in slices:
+        lone = last - first == 1
+        if lone and found and found[-1][2]:
+            found[-1] = (found[-1][0], last, True)
+        else:
+            found.append((first, last, lone))
+    return found

@@ -1,11 +1,21 @@
 """Quantised linear layer; see reference.py for its meaning."""
 
 from deepinfer.ops.cpu_tiles import serves
-from deepinfer.ops.linear_fp8 import cpu
+from deepinfer.ops.linear_fp8 import cpu, cpu_f32
 from deepinfer.ops.linear_fp8.reference import linear_fp8 as _reference
 from deepinfer.ops.registry import REFERENCE, Implementation, Op, lazy
 
 linear_fp8 = Op(_reference)
+linear_fp8.add(
+    Implementation(
+        "cpu_f32",
+        cpu_f32.linear_fp8,
+        refuses=serves,
+        pack=cpu_f32.pack,
+        batch_invariant=True,
+        order_class="cpu_f32",
+    )
+)
 linear_fp8.add(
     Implementation(
         "cpu",

@@ -25,17 +25,20 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from deepinfer.ops.formats import Fp8Weight, Quantised, quantise_fp8
+from deepinfer.ops.formats import Fp8Weight, Quantised
 from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, Tile, choose, segments
+from deepinfer.ops.triton_rows import sum_quantise
 
 _ADD_COLUMNS = 512
+_SCALES = (24, 134)  # E8M0 bytes that, added to any of the input, stay within a byte
 _LEAST_COLUMNS = 256  # Triton 3.6 fails to compile the loop of a single step
 
 
 class PackedLinear(NamedTuple):
     """One weight in tiles that lie in one piece.
 
-    codes [out / 64, K / 128, 64, 128] uint8; scale [out / 32, K / 128] int32, four bytes a step.
+    codes [out / 64, K / 128, 64, 128] uint8; scale [out / 32, K / 128] int32, four bytes a step,
+    each less 127: adding a word of the input's scale bytes multiplies the scales of four groups.
     """
 
     codes: Tensor
@@ -61,7 +64,10 @@ def pack(weight: Fp8Weight | Tensor) -> PackedLinear:
             f"{_LEAST_COLUMNS} columns; use reference"
         )
     codes = weight.codes.view(out // 64, 64, columns // 128, 128).transpose(1, 2).contiguous()
-    scale = weight.scale.contiguous().view(torch.int32)
+    low, high = (int(x) for x in weight.scale.aminmax())
+    if low < _SCALES[0] or high > _SCALES[1]:
+        raise ValueError(f"linear_fp8: scale bytes {low} to {high} go beyond {_SCALES}")
+    scale = weight.scale.contiguous().view(torch.int32) - 0x7F7F7F7F
     codes[-1, -1, -1, -1].item()  # waits for the copy: `_linear` reads weights before it waits
     return PackedLinear(codes, scale)
 
@@ -75,11 +81,19 @@ def _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, step, slot):
 
 
 @gluon.jit
-def _times(x_scale, w_scale, group: gl.constexpr):
-    """Product of both scales of a group, [rows, tokens] fp32."""
-    x = (((x_scale >> (8 * group)) & 255) << 23).to(gl.float32, bitcast=True)
-    w = (((w_scale >> (8 * group)) & 255) << 23).to(gl.float32, bitcast=True)
-    return w[:, None] * x[None, :]
+def _group(w, x, none, group: gl.constexpr):
+    """Start the product of one group of 32 columns."""
+    left, right = w.slice(32 * group, 32, 1), x.slice(32 * group, 32, 1)
+    return warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _scaled(total, product, scales, group: gl.constexpr):
+    """total + product * scale, where a word of `scales` holds the exponents of four groups."""
+    bits = scales >> 1 if group == 3 else scales << (23 - 8 * group)
+    size = (bits & 0x7F800000).to(gl.float32, bitcast=True)
+    size = gl.expand_dims(gl.expand_dims(size, 1), 2)
+    return total + product.reshape(total.shape) * size
 
 
 @gluon.jit(do_not_specialize=["tokens"])
@@ -113,7 +127,11 @@ def _linear(
     m = tile * TOKENS + gl.arange(0, TOKENS, line)
     s_ptr = x_scale_ptr + (m * all_steps + start)
     x_used, s_used = (n < tokens)[:, None], m < tokens
-    row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, mma))
+    # Sums as [16 rows of a warp, row bit 3, 8 rows, tokens]: one scale serves two registers.
+    none = gl.zeros([ROWS, TOKENS], gl.float32, mma)
+    part = none.reshape([ROWS // 16, 2, 8, TOKENS])
+    thin: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, part.type.layout))
+    row = block * ROWS + 16 * gl.arange(0, ROWS // 16, gl.SliceLayout(1, thin))
     w_scale_ptr = w_scale_ptr + (row // 32 * all_steps + start)
 
     # The weight does not depend on the kernel before, so its copies start before that has ended.
@@ -128,9 +146,7 @@ def _linear(
             _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, s, s)
         else:
             async_copy.commit_group()
-    none = gl.zeros([ROWS, TOKENS], gl.float32, mma)
-    total = none
-    part = none
+    total = part
     for step in range(steps):
         async_copy.wait_group(STAGES - 2)
         w_scale, slot = following, step % STAGES
@@ -142,21 +158,25 @@ def _linear(
         else:
             async_copy.commit_group()
         following = gl.load(w_scale_ptr + gl.minimum(step + 1, steps - 1))
-        x_scale = scales.index(slot).load(gl.SliceLayout(0, mma))
-        w, x = ws.index(slot), xs.index(slot)
-        for first in gl.static_range(0, 4, 2):
-            w0, x0 = w.slice(32 * first, 32, 1), x.slice(32 * first, 32, 1)
-            w1, x1 = w.slice(32 * first + 32, 32, 1), x.slice(32 * first + 32, 32, 1)
-            near = warpgroup_mma(w0, x0.permute((1, 0)), none, use_acc=False, is_async=True)
-            far = warpgroup_mma(w1, x1.permute((1, 0)), none, use_acc=False, is_async=True)
-            near = warpgroup_mma_wait(1, [near])
-            part += near * _times(x_scale, w_scale, first)
-            far = warpgroup_mma_wait(0, [far])
-            part += far * _times(x_scale, w_scale, first + 1)
+        x_scale = scales.index(slot).load(gl.SliceLayout(0, thin))
+        both = x_scale[None, :] + w_scale[:, None]
+        # One group's product runs while the one before it is scaled.
+        first = _group(ws.index(slot), xs.index(slot), none, 0)
+        second = _group(ws.index(slot), xs.index(slot), none, 1)
+        first = warpgroup_mma_wait(1, [first])
+        part = _scaled(part, first, both, 0)
+        third = _group(ws.index(slot), xs.index(slot), none, 2)
+        second = warpgroup_mma_wait(1, [second])
+        part = _scaled(part, second, both, 1)
+        fourth = _group(ws.index(slot), xs.index(slot), none, 3)
+        third = warpgroup_mma_wait(1, [third])
+        part = _scaled(part, third, both, 2)
+        fourth = warpgroup_mma_wait(0, [fourth])
+        part = _scaled(part, fourth, both, 3)
         if not SPLIT and SEGMENTS > 1:  # noqa: SIM102 - the outer test is a constant
             if step % segment == segment - 1:
                 total += part
-                part = none
+                part = none.reshape([ROWS // 16, 2, 8, TOKENS])
     if not SPLIT and SEGMENTS > 1:
         part = total
 
@@ -165,7 +185,7 @@ def _linear(
     token = tile * TOKENS + gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
     at = (token.to(gl.int64) * OUT)[None, :] + out_row[:, None]
     inside = (token < tokens)[None, :]
-    value = gl.convert_layout(part, layout)
+    value = gl.convert_layout(part.reshape([ROWS, TOKENS]), layout)
     if SPLIT and SEGMENTS > 1:
         segment_part = part_ptr + gl.program_id(2) * (tokens.to(gl.int64) * OUT)
         gl.store(segment_part + at, value, inside)
@@ -186,15 +206,17 @@ def _add(part_ptr, out_ptr, size, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor:
-    """The kernel with a given tile and number of segments; x and result as in `linear_fp8`."""
+    """The kernel with a given tile and number of segments; x and result as in `unsummed`."""
     tokens, columns = x.codes.shape
     out, device = weight.scale.shape[0] * 32, x.codes.device
     if tokens * columns >= 2**31:
         raise ValueError(f"linear_fp8: {tokens} tokens in one call; split the step")
     split = tokens <= min(SPLIT_TOKENS, tile.tokens)
-    y = torch.empty((tokens, out), dtype=torch.bfloat16, device=device)
     sums = count if split and count > 1 else 0
     parts = torch.empty((sums, tokens, out), dtype=torch.float32, device=device)
+    y = torch.empty((0 if sums else tokens, out), dtype=torch.bfloat16, device=device)
+    if not tokens:
+        return y
     grid = (out // tile.rows, triton.cdiv(tokens, tile.tokens), count if split else 1)
     _linear[grid](
         x.codes.view(torch.float8_e4m3fn), x.scale.view(torch.int32),
@@ -202,11 +224,32 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
         columns, out, tile.rows, tile.tokens, tile.stages, count, split,
         num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=True,
     )  # fmt: skip
-    if sums:
-        size = tokens * out
-        _add[(triton.cdiv(size, _ADD_COLUMNS),)](
-            parts, y, size, count, _ADD_COLUMNS, num_warps=4, launch_pdl=True
-        )
+    return parts if sums else y
+
+
+def unsummed(x: Quantised, weight: PackedLinear) -> Tensor:
+    """The product, or with few tokens the sums of each segment of K.
+
+    Args:
+        x: [tokens, K] as a contiguous FP8 pair.
+        weight: what `pack` returned.
+
+    Returns:
+        [tokens, out] bf16, or fp32 [segments, tokens, out] whose rounded sum that is.
+    """
+    tokens, columns = x.codes.shape
+    return launch(x, weight, choose(tokens), segments(weight.scale.shape[0] * 32, columns))
+
+
+def summed(parts: Tensor) -> Tensor:
+    """bf16 [tokens, out] of what `unsummed` returned."""
+    if parts.dim() == 2:
+        return parts
+    count, tokens, out = parts.shape
+    y = torch.empty((tokens, out), dtype=torch.bfloat16, device=parts.device)
+    _add[(triton.cdiv(y.numel(), _ADD_COLUMNS),)](
+        parts, y, y.numel(), count, _ADD_COLUMNS, num_warps=4, launch_pdl=True
+    )
     return y
 
 
@@ -214,7 +257,7 @@ def linear_fp8(x: Tensor | Quantised, weight: PackedLinear) -> Tensor:
     """As the reference, with a packed weight.
 
     Args:
-        x: [tokens, K] as a contiguous FP8 pair, or plain (it is then quantised).
+        x: [tokens, K] as a contiguous FP8 pair, or plain bf16 (it is then quantised).
         weight: what `pack` returned.
 
     Returns:
@@ -223,12 +266,8 @@ def linear_fp8(x: Tensor | Quantised, weight: PackedLinear) -> Tensor:
     Raises:
         ValueError: the step has too many tokens for 32-bit offsets.
     """
-    pair = x if isinstance(x, Quantised) else quantise_fp8(x)
-    tokens, columns = pair.codes.shape
-    out = weight.scale.shape[0] * 32
-    if tokens == 0:
-        return torch.empty((0, out), dtype=torch.bfloat16, device=pair.codes.device)
-    return launch(pair, weight, choose(tokens), segments(out, columns))
+    pair = x if isinstance(x, Quantised) else sum_quantise(x.contiguous())
+    return summed(unsummed(pair, weight))
 
 
 def refuses(

@@ -1,7 +1,7 @@
 """The step between two sub-layers; see reference.py for its meaning."""
 
 from deepinfer.ops.cpu_tiles import serves
-from deepinfer.ops.mhc_boundary import cpu
+from deepinfer.ops.mhc_boundary import cpu, cpu_f32
 from deepinfer.ops.mhc_boundary.reference import (
     Boundary,
     Coefficients,
@@ -13,6 +13,16 @@ from deepinfer.ops.mhc_boundary.reference import mhc_boundary as _reference
 from deepinfer.ops.registry import REFERENCE, Implementation, Op, lazy
 
 mhc_boundary = Op(_reference)
+mhc_boundary.add(
+    Implementation(
+        "cpu_f32",
+        cpu_f32.mhc_boundary,
+        refuses=serves,
+        pack=cpu_f32.pack,
+        batch_invariant=True,
+        order_class="cpu_f32",
+    )
+)
 mhc_boundary.add(
     Implementation(
         "cpu",

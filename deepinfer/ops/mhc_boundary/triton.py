@@ -1,12 +1,13 @@
 """The step between two sub-layers in three launches that read and write the streams once.
 
-The first makes the new streams and the sub-layer's input, one program a token. The others make the
-coefficients, which nothing needs before the sub-layer is done: a product of the new streams with
-the projection, in fixed slices of K, and the splitting of its sums. Knows nothing of attention or
-experts. Meaning: reference.py.
+The first makes the new streams and the sub-layer's input, one program a token that keeps the whole
+token in registers. The others make the coefficients, which nothing needs before the sub-layer is
+done: a product of the new streams with the projection, in fixed slices of K, and the splitting of
+its sums. Knows nothing of attention or experts. Meaning: reference.py.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -25,11 +26,31 @@ from deepinfer.ops.mhc_update.reference import Pending
 _STREAMS = 4
 _COEFFICIENTS = 24  # (2 + m) m
 _ROWS = 32  # the coefficients, padded, of one of the two terms of the projection
-_COLUMNS = 1024  # columns of a step of `_advance`
-_STAGES = 3  # of its loads that are in flight
-_SLICE = 512  # columns a program of `_project` sums; the slices fix the order of every sum
-_PROJECT_TOKENS = 64
-_SPLIT_TOKENS = 2
+
+
+class Plan(NamedTuple):
+    """How the three kernels cut their work.
+
+    columns, warps: of a part of a token in `_advance`; registers: bound for a thread of it, so that
+    a fourth program fits on a multiprocessor. slice: columns that a program of `_project` sums; the
+    slices fix the order of every sum, so they never depend on the tokens. step, stages,
+    project_warps: of its loop. project_tokens, split_tokens: tokens a program. split_warps: of
+    `_split`; they too fix an order.
+    """
+
+    columns: int = 1024
+    warps: int = 8
+    registers: int | None = 64
+    slice: int = 1024
+    step: int = 64
+    stages: int = 4
+    project_warps: int = 4
+    project_tokens: int = 64
+    split_tokens: int = 2
+    split_warps: int = 1
+
+
+PLAN = Plan()  # measured on one H200 (docs/kernels.md)
 
 
 class PackedHyper(NamedTuple):
@@ -71,11 +92,29 @@ def _four(ptr):
 
 
 @triton.jit
+def _read(x_ptr, y_ptr, column, inside, HIDDEN: tl.constexpr, PENDING: tl.constexpr):
+    """Some columns of the four streams and of the pending output, bf16 as they are."""
+    x0 = tl.load(x_ptr + column, inside, 0.0)
+    x1 = tl.load(x_ptr + HIDDEN + column, inside, 0.0)
+    x2 = tl.load(x_ptr + 2 * HIDDEN + column, inside, 0.0)
+    x3 = tl.load(x_ptr + 3 * HIDDEN + column, inside, 0.0)
+    y = tl.load(y_ptr + column, inside, 0.0) if PENDING else x0
+    return x0, x1, x2, x3, y
+
+
+@triton.jit
+def _mixed(read, post, c0, c1, c2, c3, k: tl.constexpr):
+    """New stream k, rounded."""
+    x0, x1, x2, x3 = read[0].to(tl.float32), read[1].to(tl.float32), read[2], read[3]
+    mixed = c0[k] * x0 + c1[k] * x1 + c2[k] * x2.to(tl.float32) + c3[k] * x3.to(tl.float32)
+    return (post[k] * read[4].to(tl.float32) + mixed).to(tl.bfloat16)
+
+
+@triton.jit
 def _advance(
     x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr,
     new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
     HIDDEN: tl.constexpr, PENDING: tl.constexpr, QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
 ):  # fmt: skip
     """One token: new streams, collapse, norm, FP8; and the sum of squares of the new streams."""
     gdc_wait()
@@ -83,49 +122,51 @@ def _advance(
     x_ptr += token * 4 * HIDDEN
     new_ptr += token * 4 * HIDDEN
     hidden_ptr += token * HIDDEN
+    codes_ptr += token * HIDDEN
+    bytes_ptr += token * (HIDDEN // 32)
     squares = tl.zeros([COLUMNS], tl.float32)
     plain_squares = tl.zeros([COLUMNS], tl.float32)
     p0, p1, p2, p3 = _four(pre_ptr + token * 4)
     if PENDING:
-        q0, q1, q2, q3 = _four(post_ptr + token * 4)
-        a0, a1, a2, a3 = _four(comb_ptr + token * 16)
-        b0, b1, b2, b3 = _four(comb_ptr + token * 16 + 4)
-        c0, c1, c2, c3 = _four(comb_ptr + token * 16 + 8)
-        d0, d1, d2, d3 = _four(comb_ptr + token * 16 + 12)
-    for first in tl.range(0, HIDDEN, COLUMNS, num_stages=STAGES):
+        post = _four(post_ptr + token * 4)
+        c0, c1 = _four(comb_ptr + token * 16), _four(comb_ptr + token * 16 + 4)
+        c2, c3 = _four(comb_ptr + token * 16 + 8), _four(comb_ptr + token * 16 + 12)
+    # All reads come first: none of them could pass a store that might write where it reads.
+    reads = ()
+    for first in tl.static_range(0, HIDDEN, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
+        here = _read(x_ptr, y_ptr + token * HIDDEN, column, column < HIDDEN, HIDDEN, PENDING)
+        reads = reads + (here,)  # Triton has no list
+    collapsed = ()
+    for part in tl.static_range(0, (HIDDEN + COLUMNS - 1) // COLUMNS):
+        column = part * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < HIDDEN
-        x0 = tl.load(x_ptr + column, inside, 0.0).to(tl.float32)
-        x1 = tl.load(x_ptr + HIDDEN + column, inside, 0.0).to(tl.float32)
-        x2 = tl.load(x_ptr + 2 * HIDDEN + column, inside, 0.0).to(tl.float32)
-        x3 = tl.load(x_ptr + 3 * HIDDEN + column, inside, 0.0).to(tl.float32)
+        new = reads[part]
         if PENDING:
-            y = tl.load(y_ptr + token * HIDDEN + column, inside, 0.0).to(tl.float32)
-            n0 = (q0 * y + (a0 * x0 + b0 * x1 + c0 * x2 + d0 * x3)).to(tl.bfloat16)
-            n1 = (q1 * y + (a1 * x0 + b1 * x1 + c1 * x2 + d1 * x3)).to(tl.bfloat16)
-            n2 = (q2 * y + (a2 * x0 + b2 * x1 + c2 * x2 + d2 * x3)).to(tl.bfloat16)
-            n3 = (q3 * y + (a3 * x0 + b3 * x1 + c3 * x2 + d3 * x3)).to(tl.bfloat16)
+            n0 = _mixed(new, post, c0, c1, c2, c3, 0)
+            n1 = _mixed(new, post, c0, c1, c2, c3, 1)
+            n2 = _mixed(new, post, c0, c1, c2, c3, 2)
+            n3 = _mixed(new, post, c0, c1, c2, c3, 3)
             tl.store(new_ptr + column, n0, inside)
             tl.store(new_ptr + HIDDEN + column, n1, inside)
             tl.store(new_ptr + 2 * HIDDEN + column, n2, inside)
             tl.store(new_ptr + 3 * HIDDEN + column, n3, inside)
-            x0, x1 = n0.to(tl.float32), n1.to(tl.float32)
-            x2, x3 = n2.to(tl.float32), n3.to(tl.float32)
+            new = (n0, n1, n2, n3)
+        x0, x1 = new[0].to(tl.float32), new[1].to(tl.float32)
+        x2, x3 = new[2].to(tl.float32), new[3].to(tl.float32)
         squares += x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3
         plain = (p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3).to(tl.bfloat16)
-        tl.store(hidden_ptr + column, plain, inside)
+        collapsed = collapsed + (plain,)
         wide = plain.to(tl.float32)
         plain_squares += wide * wide
     gdc_launch_dependents()
     tl.store(square_ptr + token, tl.sum(squares, 0))
     norm = tl.rsqrt(tl.sum(plain_squares, 0) / HIDDEN + eps)
-    for first in tl.static_range(0, HIDDEN, COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
+    for part in tl.static_range(0, (HIDDEN + COLUMNS - 1) // COLUMNS):
+        column = part * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < HIDDEN
-        # Each thread reads what it wrote itself: the same columns in the same layout.
-        plain = tl.load(hidden_ptr + column, inside, 0.0).to(tl.float32)
         weight = tl.load(norm_ptr + column, inside, 0.0)
-        hidden = (weight * (plain * norm)).to(tl.bfloat16)
+        hidden = (weight * (collapsed[part].to(tl.float32) * norm)).to(tl.bfloat16)
         tl.store(hidden_ptr + column, hidden, inside)
         if QUANTISE:
             groups = tl.reshape(hidden.to(tl.float32), (COLUMNS // 32, 32))
@@ -134,10 +175,9 @@ def _advance(
             exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
             inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
             codes = (groups * inverse[:, None]).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-            tl.store(codes_ptr + token * HIDDEN + column, tl.reshape(codes, (COLUMNS,)), inside)
-            group = first // 32 + tl.arange(0, COLUMNS // 32)
-            scales = bytes_ptr + token * (HIDDEN // 32) + group
-            tl.store(scales, exponent.to(tl.uint8), group < HIDDEN // 32)
+            tl.store(codes_ptr + column, tl.reshape(codes, (COLUMNS,)), inside)
+            group = part * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
+            tl.store(bytes_ptr + group, exponent.to(tl.uint8), group < HIDDEN // 32)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -233,6 +273,21 @@ def mhc_boundary(
     """
     if streams.dtype != torch.bfloat16:
         raise ValueError(f"mhc_boundary: streams are {streams.dtype}; use reference")
+    return launch(streams, pending, pre, weights, eps, hc_eps, iterations, quantise, PLAN)
+
+
+def launch(
+    streams: Tensor,
+    pending: Pending | None,
+    pre: Tensor,
+    weights: PackedHyper,
+    eps: float,
+    hc_eps: float,
+    iterations: int,
+    quantise: bool,
+    plan: Plan,
+) -> Boundary:
+    """The three kernels with a given plan; the rest as in `mhc_boundary`."""
     tokens, _, hidden = streams.shape
     device, flat = streams.device, _STREAMS * hidden
     new = streams if pending is None else torch.empty_like(streams)
@@ -240,7 +295,7 @@ def mhc_boundary(
     codes = torch.empty((tokens, hidden), dtype=torch.uint8, device=device)
     scale = torch.empty((tokens, hidden // 32), dtype=torch.uint8, device=device)
     square = torch.empty(tokens, dtype=torch.float32, device=device)
-    parts = torch.empty((flat // _SLICE, tokens, 2 * _ROWS), dtype=torch.float32, device=device)
+    parts = torch.empty((flat // plan.slice, tokens, 2 * _ROWS), dtype=torch.float32, device=device)
     next_pre, post = torch.empty((2, tokens, _STREAMS), dtype=torch.float32, device=device)
     comb = torch.empty((tokens, _STREAMS, _STREAMS), dtype=torch.float32, device=device)
     y, old_post, old_comb = (streams, pre, pre) if pending is None else pending
@@ -248,16 +303,17 @@ def mhc_boundary(
         # Without fusing multiply and add, so that the streams are the reference's bits.
         _advance[(tokens,)](
             streams, y, old_post, old_comb, pre, weights.norm, new, out, codes, scale, square, eps,
-            hidden, pending is not None, quantise, _COLUMNS, _STAGES,
-            num_warps=4, enable_fp_fusion=False, launch_pdl=True,
+            hidden, pending is not None, quantise, plan.columns,
+            num_warps=plan.warps, maxnreg=plan.registers, enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
-        _project[(triton.cdiv(tokens, _PROJECT_TOKENS), flat // _SLICE)](
-            new, weights.fn, parts, tokens, flat, _PROJECT_TOKENS, _SLICE, 64,
-            num_warps=4, num_stages=4, launch_pdl=True,
+        _project[(triton.cdiv(tokens, plan.project_tokens), flat // plan.slice)](
+            new, weights.fn, parts, tokens, flat, plan.project_tokens, plan.slice, plan.step,
+            num_warps=plan.project_warps, num_stages=plan.stages, launch_pdl=True,
         )  # fmt: skip
-        _split[(triton.cdiv(tokens, _SPLIT_TOKENS),)](
+        _split[(triton.cdiv(tokens, plan.split_tokens),)](
             parts, square, weights.base, weights.scale, next_pre, post, comb, tokens, eps, hc_eps,
-            flat, flat // _SLICE, iterations, _SPLIT_TOKENS, num_warps=1, launch_pdl=True,
+            flat, flat // plan.slice, iterations, plan.split_tokens,
+            num_warps=plan.split_warps, launch_pdl=True,
         )  # fmt: skip
     pair = Quantised(codes, scale) if quantise else None
     return Boundary(new, next_pre, post, comb, out, pair)
@@ -271,6 +327,6 @@ def refuses(
         return f"written for sm90, not {arch}"
     if not quantised:
         return "takes bf16 streams only"
-    if streams != _STREAMS or _STREAMS * hidden % _SLICE:
-        return f"{streams} streams of {hidden}; serves 4 streams, hidden a multiple of 128"
+    if streams != _STREAMS or _STREAMS * hidden % PLAN.slice:
+        return f"{streams} streams of {hidden}; serves 4 streams, hidden a multiple of 256"
     return None

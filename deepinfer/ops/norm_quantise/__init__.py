@@ -4,7 +4,7 @@ from deepinfer.ops.cpu_tiles import serves
 from deepinfer.ops.norm_quantise import cpu
 from deepinfer.ops.norm_quantise.reference import Normed
 from deepinfer.ops.norm_quantise.reference import norm_quantise as _reference
-from deepinfer.ops.registry import REFERENCE, Implementation, Op
+from deepinfer.ops.registry import REFERENCE, Implementation, Op, lazy
 
 norm_quantise = Op(_reference)
 norm_quantise.add(
@@ -14,6 +14,17 @@ norm_quantise.add(
         refuses=serves,
         batch_invariant=True,
         order_class=REFERENCE,
+    )
+)
+norm_quantise.add(
+    lazy(
+        norm_quantise,
+        "triton",
+        needs="triton",
+        run="deepinfer.ops.norm_quantise.triton:norm_quantise",
+        refuses="deepinfer.ops.norm_quantise.triton:refuses",
+        pack="deepinfer.ops.norm_quantise.triton:pack",
+        order_class="triton",
     )
 )
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from deepinfer.ops.cpu_tiles import quantise as quantise_fp8
+from deepinfer.ops.cpu_codes import quantise as quantise_fp8
 from deepinfer.ops.norm_quantise.reference import Normed
 from deepinfer.ops.products import rms_norm
 

@@ -40,11 +40,8 @@ def constrain(
     _forbid_bad_words(alive, state, rows, positions, tokens)
     if state.uses.min_tokens:
         _forbid_ends(alive, state, rows, positions)
-    if state.rules.bias.row.numel():
-        logits = logits.clone()
-        n, entry = _matches(rows, state.rules.bias)
-        ids = state.rules.bias.ids[entry]
-        logits[n, ids] = logits[n, ids] + state.rules.bias.value[entry]
+    if state.rules.bias.most:
+        logits = _biased(logits, state.rules.bias, rows)
     if state.uses.penalties:
         logits = _penalise(logits, state, rows, positions, tokens)
     if masks is not None:
@@ -70,27 +67,37 @@ def unpack(masks: Tensor, vocab: int) -> Tensor:
 
 def forced_ids(state: SamplerState, rows: Tensor, positions: Tensor) -> Tensor:
     """[n] int64: the id that teacher forcing puts at each position, -1 = free."""
-    forced = torch.full_like(rows, -1)
-    if state.rules.forced.row.numel():
-        n, entry = _matches(rows, state.rules.forced)
-        here = state.rules.forced.value[entry] == (positions - state.prompt_len[rows])[n]
-        forced[n[here]] = state.rules.forced.ids[entry[here]]
-    return forced
+    forced = state.rules.forced
+    if not forced.most:
+        return torch.full_like(rows, -1)
+    entry, there = forced.of(rows)
+    here = there & (forced.value[entry] == (positions - state.prompt_len[rows]).unsqueeze(1))
+    return torch.where(here, forced.ids[entry, 0], -1).amax(1)
 
 
-def _matches(rows: Tensor, entries: Entries) -> tuple[Tensor, Tensor]:
-    """Pairs (index into `rows`, index of an entry of that row)."""
-    n, entry = (rows.unsqueeze(1) == entries.row).nonzero(as_tuple=True)
-    return n, entry
+def _marked(like: Tensor, ids: Tensor, where: Tensor) -> Tensor:
+    """Bool of the shape of `like` [n, vocab]: True at `ids` [n, width] of those `where` True."""
+    vocab = like.shape[1]
+    marks = like.new_zeros((len(like), vocab + 1), dtype=torch.bool)
+    return marks.scatter_(1, torch.where(where, ids, vocab), True)[:, :vocab]
+
+
+def _biased(logits: Tensor, bias: Entries, rows: Tensor) -> Tensor:
+    entry, there = bias.of(rows)
+    vocab = logits.shape[1]
+    ids = torch.where(there, bias.ids[entry, 0], vocab)
+    wider = torch.nn.functional.pad(logits, (0, 1))
+    changed = wider.gather(1, ids) + bias.value[entry]
+    return wider.scatter_(1, ids, changed)[:, :vocab]
 
 
 def _allowed(logits: Tensor, state: SamplerState, rows: Tensor) -> Tensor:
-    alive = torch.ones_like(logits, dtype=torch.bool)
-    if state.rules.allowed.row.numel():
-        n, entry = _matches(rows, state.rules.allowed)
-        alive[n] = False
-        alive[n, state.rules.allowed.ids[entry]] = True
-    return alive
+    allowed = state.rules.allowed
+    if not allowed.most:
+        return torch.ones_like(logits, dtype=torch.bool)
+    entry, there = allowed.of(rows)
+    free = ~there.any(1, keepdim=True)
+    return _marked(logits, allowed.ids[entry, 0], there) | free
 
 
 def _forbid_bad_words(
@@ -98,26 +105,24 @@ def _forbid_bad_words(
 ) -> None:
     """Writes `alive`: no last id of a word whose other ids were just generated."""
     words = state.rules.bad_words
-    if not words.row.numel():
+    if not words.most:
         return
-    n, entry = _matches(rows, words)
-    width = words.ids.shape[1]
-    length, row = words.value[entry], rows[n]
-    back = torch.arange(width - 1, 0, -1, device=rows.device)  # of the columns before the last
-    at = positions[n].unsqueeze(1) - back
-    before = tokens[row.unsqueeze(1), at.clamp(min=0)]
-    outside = back >= length.unsqueeze(1)  # padding in front of a shorter word
-    generated = at >= state.prompt_len[row].unsqueeze(1)
-    complete = (outside | (generated & (before == words.ids[entry, :-1]))).all(1)
-    alive[n[complete], words.ids[entry, -1][complete]] = False
+    entry, there = words.of(rows)
+    ids, length = words.ids[entry], words.value[entry].unsqueeze(-1)
+    back = torch.arange(ids.shape[2] - 1, 0, -1, device=rows.device)  # columns before the last
+    at = positions.unsqueeze(1) - back
+    before = tokens[rows.unsqueeze(1), at.clamp(min=0)].unsqueeze(1)
+    outside = back >= length  # padding in front of a shorter word
+    generated = (at >= state.prompt_len[rows].unsqueeze(1)).unsqueeze(1)
+    complete = (outside | (generated & (before == ids[..., :-1]))).all(-1)
+    alive &= ~_marked(alive, ids[..., -1], there & complete)
 
 
 def _forbid_ends(alive: Tensor, state: SamplerState, rows: Tensor, positions: Tensor) -> None:
     """Writes `alive`: no end or stop id before `min_tokens` generated tokens."""
     early = positions - state.prompt_len[rows] < state.min_tokens[rows]
     ends = torch.cat((state.end_id.unsqueeze(1), state.stop_ids), dim=1)[rows]
-    n, column = (early.unsqueeze(1) & (ends >= 0)).nonzero(as_tuple=True)
-    alive[n, ends[n, column]] = False
+    alive &= ~_marked(alive, ends, early.unsqueeze(1) & (ends >= 0))
 
 
 def _penalise(

@@ -1,20 +1,23 @@
 """The sampling values of all rows, as tensors that `sample` indexes by row.
 
 Values of one number a row are dense tables of fixed shape; lists (biases, allowed ids, bad words,
-forced ids) are flat lists of entries that carry their row, empty as long as no row has any. Knows
+forced ids) are flat lists of entries, empty as long as no row has any. Knows
 nothing of logits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from deepinfer.device import upload
 from deepinfer.ops.noise import NoiseKey
 from deepinfer.ops.sample.elementary import MOST_VOCAB
 from deepinfer.request import GREEDY_BELOW
@@ -23,19 +26,29 @@ from deepinfer.step import Admit, RowSampling
 NO_LOGPROBS = -1
 _MOST = 2.0**100  # any larger factor acts the same, and fp32 holds it and its inverse
 _MOST_TOKENS = 1 << 40  # no row ever has as many
+_COLUMNS = 16  # of a row's packed values, before its stop ids
 _STOP_IDS = 8  # first width of the stop id table; doubled when a row needs more
 
 
 class Entries(NamedTuple):
-    """Sparse per-row values: entry i belongs to row `row[i]`.
+    """Sparse per-row values, those of one row side by side.
 
-    row [n] int64; ids [n] int64, or [n, width] for words, right-aligned behind -1; value [n]: the
-    addition of a bias (fp32), the output index of a forced id, the length of a bad word (int64).
+    ids [n, width] int64, one id, or a word right-aligned behind -1; value [n]: the addition of a
+    bias (fp32), the output index of a forced id, the length of a bad word (int64). span [rows, 2]
+    int64: first entry of each row and how many it has; most (host): entries of the row with most.
     """
 
-    row: Tensor
     ids: Tensor
     value: Tensor
+    span: Tensor
+    most: int
+
+    def of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Entries of `rows` [n]: their indexes [n, most] and which of them there are (bool)."""
+        first, count = self.span[rows].unbind(1)
+        place = torch.arange(self.most, device=rows.device)
+        there = place < count.unsqueeze(1)
+        return torch.where(there, first.unsqueeze(1) + place, 0), there
 
 
 class Rules(NamedTuple):
@@ -46,6 +59,11 @@ class Rules(NamedTuple):
     allowed: Entries
     bad_words: Entries
     forced: Entries
+
+    @property
+    def any(self) -> bool:
+        """Whether any row has such a rule."""
+        return any(entries.most for entries in self)
 
 
 class Uses(NamedTuple):
@@ -116,6 +134,7 @@ class SamplerTable:
 
     def __init__(self, rows: int, device: torch.device | str = "cpu"):
         self._device = torch.device(device)
+        self._rows = rows
         self._admitted: dict[int, Admit] = {}
         self._changed = False
         self._state = self._allocate(rows)
@@ -125,41 +144,87 @@ class SamplerTable:
         """The values of all admitted rows; those of other rows mean nothing."""
         if self._changed:
             self._changed = False
-            self._state = replace(
-                self._state, rules=_rules(self._admitted, self._device), uses=_uses(self._admitted)
-            )
+            self._state = replace(self._state, uses=_uses(self._admitted))
         return self._state
 
     def admit(self, admit: Admit) -> None:
         """Set the values of a row; what it held before is gone."""
+        self.write(upload(self.enter([admit]), self._device))
+
+    def enter(self, admits: Sequence[Admit]) -> NDArray[np.int64]:
+        """Take rows in; `write` must follow with the result before `state` is used.
+
+        Returns:
+            [rows, columns], a packed row for each; floats as the bits of a float64.
+        """
+        gone = [self._admitted[a.row] for a in admits if a.row in self._admitted]
+        packed = [self._packed(admit) for admit in admits]
+        if any(_has_lists(admit) for admit in (*gone, *admits)):
+            self._list_rules()
+        longest = max(len(values) for values in packed)
+        return np.array([[*v, *[-1] * (longest - len(v))] for v in packed], np.int64)
+
+    def _packed(self, admit: Admit) -> list[int]:
         stops = [i for i in admit.stop_ids if i != admit.end_id]
         self._widen(len(stops))
-        sampling, state, row = admit.sampling, self._state, admit.row
-        greedy = sampling.temperature < GREEDY_BELOW
-        state.greedy[row] = greedy
-        state.temperature[row] = 1.0 if greedy else min(sampling.temperature, _MOST)
-        state.top_p[row] = sampling.top_p
-        state.top_k[row] = min(max(sampling.top_k, 0), MOST_VOCAB)
-        state.log_min_p[row] = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
-        state.presence[row] = sampling.presence_penalty
-        state.frequency[row] = sampling.frequency_penalty
-        state.repetition[row] = min(max(sampling.repetition_penalty, 1 / _MOST), _MOST)
-        state.min_tokens[row] = min(sampling.min_tokens, _MOST_TOKENS)
-        state.end_id[row] = admit.end_id
-        padded = [*stops, *[-1] * (state.stop_ids.shape[1] - len(stops))]
-        state.stop_ids[row] = torch.tensor(padded, device=self._device)
-        state.prompt_len[row] = admit.prompt_len
-        state.seed[row] = signed(admit.seed)
-        state.completion[row] = admit.sample
-        state.logprobs[row] = _entries_wanted(sampling)
-        state.processed[row] = sampling.processed_logprobs
-        self._admitted[row] = admit
+        self._admitted[admit.row] = admit
         self._changed = True
+        sampling = admit.sampling
+        greedy = sampling.temperature < GREEDY_BELOW
+        floats = (
+            1.0 if greedy else min(sampling.temperature, _MOST),
+            sampling.top_p,
+            math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            min(max(sampling.repetition_penalty, 1 / _MOST), _MOST),
+        )
+        return [
+            admit.row,
+            int(greedy),
+            min(max(sampling.top_k, 0), MOST_VOCAB),
+            min(sampling.min_tokens, _MOST_TOKENS),
+            admit.end_id,
+            admit.prompt_len,
+            signed(admit.seed),
+            admit.sample,
+            _entries_wanted(sampling),
+            int(sampling.processed_logprobs),
+            *np.array(floats, np.float64).view(np.int64).tolist(),
+            *stops,
+        ]
+
+    def write(self, block: Tensor) -> None:
+        """Put rows into the tables: block int64 [n, columns], of `enter`."""
+        state, rows = self._state, block[:, 0]
+        integers = (
+            *(state.top_k, state.min_tokens, state.end_id, state.prompt_len),
+            *(state.seed, state.completion, state.logprobs),
+        )
+        floats = (
+            *(state.temperature, state.top_p, state.log_min_p),
+            *(state.presence, state.frequency, state.repetition),
+        )
+        state.greedy[rows] = block[:, 1] != 0
+        for column, table in enumerate(integers, 2):
+            table[rows] = block[:, column]
+        state.processed[rows] = block[:, 9] != 0
+        for column, table in enumerate(floats, 10):
+            table[rows] = block[:, column].view(torch.float64).to(table.dtype)
+        stops = block[:, _COLUMNS:]
+        wider = state.stop_ids.shape[1] - stops.shape[1]
+        state.stop_ids[rows] = torch.nn.functional.pad(stops, (0, wider), value=-1)
 
     def release(self, row: int) -> None:
         """Forget a row."""
-        del self._admitted[row]
+        admit = self._admitted.pop(row)
         self._changed = True
+        if _has_lists(admit):
+            self._list_rules()
+
+    def _list_rules(self) -> None:
+        rules = _rules(self._admitted, self._rows, self._device)
+        self._state = replace(self._state, rules=rules)
 
     def _allocate(self, rows: int) -> SamplerState:
         def table(value: float, dtype: torch.dtype, *width: int) -> Tensor:
@@ -182,7 +247,7 @@ class SamplerTable:
             completion=table(0, torch.int64),
             logprobs=table(NO_LOGPROBS, torch.int64),
             processed=table(0, torch.bool),
-            rules=_rules({}, self._device),
+            rules=_rules({}, rows, self._device),
         )
 
     def _widen(self, wanted: int) -> None:
@@ -224,39 +289,58 @@ def _uses(admitted: dict[int, Admit]) -> Uses:
     )
 
 
-def _rules(admitted: dict[int, Admit], device: torch.device) -> Rules:
+def _has_lists(admit: Admit) -> bool:
+    """Whether a row has rules that are stored as lists."""
+    sampling = admit.sampling
+    return bool(
+        sampling.logit_bias
+        or sampling.allowed_token_ids
+        or sampling.bad_words
+        or sampling.forced_token_ids
+    )
+
+
+def _rules(admitted: dict[int, Admit], count: int, device: torch.device) -> Rules:
     rows = {row: admit.sampling for row, admit in admitted.items()}
-    bias = [(row, i, value) for row, s in rows.items() for i, value in s.logit_bias]
-    allowed = [(row, i, 0) for row, s in rows.items() for i in s.allowed_token_ids or ()]
-    forced = [
-        (row, i, place)
-        for row, s in rows.items()
-        for place, i in enumerate(s.forced_token_ids)
-        if i >= 0
-    ]
+
+    def entries(
+        of: Callable[[RowSampling], Sequence[tuple[Sequence[int], float]]], *, real: bool = False
+    ) -> Entries:
+        return _entries({row: of(sampling) for row, sampling in rows.items()}, count, device, real)
+
     return Rules(
-        bias=_entries(bias, torch.float32, device),
-        allowed=_entries(allowed, torch.int64, device),
-        bad_words=_words([(row, w) for row, s in rows.items() for w in s.bad_words], device),
-        forced=_entries(forced, torch.int64, device),
+        bias=entries(lambda s: [((i,), value) for i, value in s.logit_bias], real=True),
+        allowed=entries(lambda s: [((i,), 0) for i in s.allowed_token_ids or ()]),
+        bad_words=entries(lambda s: [(word, len(word)) for word in s.bad_words]),
+        forced=entries(
+            lambda s: [((i,), place) for place, i in enumerate(s.forced_token_ids) if i >= 0]
+        ),
     )
 
 
 def _entries(
-    items: Sequence[tuple[int, int, float]], value: torch.dtype, device: torch.device
+    items: Mapping[int, Sequence[tuple[Sequence[int], float]]],
+    count: int,
+    device: torch.device,
+    real: bool,
 ) -> Entries:
+    """Entries (ids, value) of rows below `count`, in one upload; `real` values are fp32."""
+    span = np.zeros((count, 2), np.int64)
+    flat: list[tuple[Sequence[int], float]] = []
+    for row, mine in items.items():
+        span[row] = len(flat), len(mine)
+        flat.extend(mine)
+    width = max((len(ids) for ids, _ in flat), default=1)
+    ids = np.full((len(flat), width), -1, np.int64)
+    for place, (word, _) in enumerate(flat):
+        ids[place, width - len(word) :] = word
+    value = np.array([v for _, v in flat], np.float64)
+    bits = value.view(np.int64) if real else value.astype(np.int64)
+    sent = upload(np.concatenate((span.ravel(), ids.ravel(), bits)), device)
+    spans, words, values = sent.split([span.size, ids.size, bits.size])
     return Entries(
-        torch.tensor([row for row, _, _ in items], dtype=torch.int64, device=device),
-        torch.tensor([i for _, i, _ in items], dtype=torch.int64, device=device),
-        torch.tensor([v for _, _, v in items], dtype=value, device=device),
-    )
-
-
-def _words(items: Sequence[tuple[int, tuple[int, ...]]], device: torch.device) -> Entries:
-    width = max((len(word) for _, word in items), default=1)
-    ids = [[-1] * (width - len(word)) + list(word) for _, word in items]
-    return Entries(
-        torch.tensor([row for row, _ in items], dtype=torch.int64, device=device),
-        torch.tensor(ids, dtype=torch.int64, device=device).view(len(items), width),
-        torch.tensor([len(word) for _, word in items], dtype=torch.int64, device=device),
+        words.view(len(flat), width),
+        values.view(torch.float64).to(torch.float32) if real else values,
+        spans.view(count, 2),
+        int(span[:, 1].max()),
     )

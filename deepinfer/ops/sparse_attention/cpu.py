@@ -15,7 +15,8 @@ from torch import Tensor
 
 from deepinfer.arch import Records
 from deepinfer.ops.batch import Batch, PageViews
-from deepinfer.ops.cpu_tiles import decode_records, gather, runs
+from deepinfer.ops.cpu_codes import decode_records
+from deepinfer.ops.cpu_tiles import gather, runs
 from deepinfer.ops.products import WIDE, curve
 from deepinfer.ops.rotation import Rotation, rotate
 from deepinfer.ops.sparse_attention.reference import BLOCK, window_back
@@ -201,7 +202,7 @@ def _window(batch: Batch, ring: Tensor, records: Tensor, back: Tensor) -> Tensor
 
 def _some(batch: Batch, rows: slice) -> Batch:
     """The batch of neighbouring whole slices; `slices` and table stay those of the step."""
-    names = ("positions", "rows", "starts", "ends", "lower")
+    names = ("positions", "rows", "starts", "ends", "lower", "cached")
     return replace(batch, **{name: getattr(batch, name)[rows] for name in names})
 
 

@@ -1,0 +1,219 @@
+"""One call of every operation with Triton kernels, on meta tensors of the release's sizes.
+
+Used to list the launches; nothing is computed. Knows nothing of compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deepinfer.arch import Record, Records
+from deepinfer.ops import triton_rows
+from deepinfer.ops.attention_inputs import triton as attention_inputs
+from deepinfer.ops.batch import Batch, PageViews
+from deepinfer.ops.compress import triton as compress
+from deepinfer.ops.experts import triton as experts
+from deepinfer.ops.experts.packing import PackedExperts
+from deepinfer.ops.formats import Fp4Weight, Quantised
+from deepinfer.ops.grouped_output import triton as grouped_output
+from deepinfer.ops.grouped_output.packing import PackedLow
+from deepinfer.ops.head import triton as head
+from deepinfer.ops.index_inputs import triton as index_inputs
+from deepinfer.ops.index_inputs.reference import IndexQueries
+from deepinfer.ops.index_select import triton as index_select
+from deepinfer.ops.linear_fp8 import triton as linear
+from deepinfer.ops.mhc_boundary import triton as boundary
+from deepinfer.ops.mhc_update.reference import Pending
+from deepinfer.ops.norm_quantise import triton as norm_quantise
+from deepinfer.ops.rotation import Rotation
+from deepinfer.ops.route import triton as route
+from deepinfer.ops.shared_expert import triton as shared_expert
+from deepinfer.ops.sparse_attention import triton as sparse_attention
+
+HIDDEN, INNER, VOCAB, CHOICES, LIMIT, EPS = 5120, 2304, 129280, 6, 10.0, 1e-6
+HEADS, HEAD_DIM, ROPE, RANK, GROUPS, LOW = 64, 512, 64, 1280, 8, 1024
+INDEX_HEADS, INDEX_DIM = 32, 128
+RECORDS = Records(
+    Record("fp8_ue8m0_32", HEAD_DIM),
+    Record("fp4_e4m3_16", HEAD_DIM),
+    Record("fp4_ue8m0_32", INDEX_DIM),
+)
+EXPERTS = (6, 48, 384)  # of an EP64 and an EP8 rank, and of a whole layer
+LINEARS = (
+    (RANK, HIDDEN),
+    (HEADS * HEAD_DIM, RANK),
+    (HEAD_DIM, HIDDEN),
+    (INDEX_HEADS * INDEX_DIM, RANK),
+    (HIDDEN, GROUPS * LOW),
+    (5 * HIDDEN, 24 * 256),  # Engram
+    (HIDDEN, 3 * HIDDEN),  # drafter
+)
+
+
+def _bf16(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def _fp32(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="meta")
+
+
+def _bytes(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
+
+
+def _words(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
+
+
+def _pair(tokens: int, columns: int) -> Quantised:
+    return Quantised(_bytes(tokens, columns), _bytes(tokens, columns // 32))
+
+
+def _linear(out: int, columns: int) -> linear.PackedLinear:
+    codes = _bytes(out // 64, columns // 128, 64, 128)
+    return linear.PackedLinear(codes, _words(out // 32, columns // 128))
+
+
+def _low(out: int, columns: int) -> PackedLow:
+    codes = _bytes(out // 64, columns // 128, 4, 128, 16)
+    return PackedLow(codes, _words(out // 32, columns // 128))
+
+
+def _experts(count: int) -> PackedExperts:
+    def matrix(out: int, columns: int) -> Fp4Weight:
+        blocks, steps = out // 64, columns // 128
+        return Fp4Weight(_bytes(count, blocks, steps, 2, 128, 16), _words(count, blocks, steps, 64))
+
+    return PackedExperts(matrix(2 * INNER, HIDDEN), matrix(HIDDEN, INNER), INNER)
+
+
+def _hyper() -> boundary.PackedHyper:
+    return boundary.PackedHyper(_bf16(64, 4 * HIDDEN), _fp32(24), _fp32(3), _fp32(HIDDEN))
+
+
+def _longs(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device="meta")
+
+
+def _batch(tokens: int) -> Batch:
+    return Batch(
+        **{n: _longs(tokens) for n in ("positions", "rows", "starts", "ends", "lower", "cached")},
+        slots=_longs(4),
+        page_table=_longs(4, 64),
+        slices=(),
+        max_len=8192,
+    )
+
+
+def _pages(ratio: int) -> PageViews:
+    entries = 128 // ratio
+    key = RECORDS.index_key
+    return PageViews(
+        _bytes(9, entries, RECORDS.latent.bytes),
+        _bytes(9, entries, key.code_bytes),
+        _bytes(9, entries, key.scale_bytes),
+    )
+
+
+def _attention(tokens: int, by: Rotation, *, ratio: int) -> Callable[[], object]:
+    return partial(
+        sparse_attention.sparse_attention,
+        _bf16(tokens, HEADS, HEAD_DIM),
+        _bytes(tokens, RECORDS.window.bytes),
+        _bytes(4, 140, RECORDS.window.bytes),
+        _longs(tokens, 512) if ratio else None,
+        _pages(ratio) if ratio else None,
+        _fp32(HEADS),
+        _batch(tokens),
+        by,
+        window=128,
+        scale=HEAD_DIM**-0.5,
+        layout=RECORDS,
+    )
+
+
+def _owner(tokens: int, *, ratio: int) -> dict[str, Callable[[], object]]:
+    gated = ratio == 2
+    weights = compress.PackedCompressor(
+        _bf16(HEAD_DIM * ratio, HIDDEN), gated, _bf16(HEAD_DIM), _bf16(INDEX_DIM, HEAD_DIM),
+        _bf16(INDEX_DIM),
+    )  # fmt: skip
+    queries = IndexQueries(
+        _bytes(tokens, INDEX_HEADS, RECORDS.index_key.bytes), _fp32(tokens, INDEX_HEADS)
+    )
+    pairs = _fp32(4, 13, 2, HEAD_DIM) if gated else None
+    batch, pages = _batch(tokens), _pages(ratio)
+    return {
+        f"compress ratio {ratio}": partial(
+            compress.compress, _bf16(tokens, HIDDEN), weights, batch, pairs, pages,
+            _fp32(ROPE // 2), eps=EPS, records=RECORDS,
+        ),
+        f"index scores ratio {ratio}": partial(
+            index_select.scores, queries, batch, pages, slice(None), RECORDS.index_key
+        ),
+    }  # fmt: skip
+
+
+def launches(tokens: Sequence[int]) -> Mapping[str, Callable[[], object]]:
+    """Calls by a name each, for every number of tokens."""
+    found: dict[str, Callable[[], object]] = {}
+    for count in tokens:
+        found |= {f"{name} T={count}": call for name, call in _calls(count).items()}
+    return found
+
+
+def _calls(t: int) -> dict[str, Callable[[], object]]:
+    streams, pre = _bf16(t, 4, HIDDEN), _fp32(t, 4)
+    pending = Pending(_bf16(t, HIDDEN), _fp32(t, 4), _fp32(t, 4, 4))
+    cross = partial(boundary.mhc_boundary, eps=EPS, hc_eps=EPS, iterations=20, quantise=True)
+    ids, share = torch.empty((t, CHOICES), dtype=torch.int64, device="meta"), _fp32(t, CHOICES)
+    shared = shared_expert.PackedShared(_linear(2 * INNER, HIDDEN), _linear(HIDDEN, INNER))
+    output = grouped_output.PackedOutput(
+        _low(GROUPS * LOW, HEADS * HEAD_DIM // GROUPS), _linear(HIDDEN, GROUPS * LOW)
+    )
+    by = Rotation(_fp32(t, ROPE // 2), _fp32(t, ROPE // 2))
+    calls: dict[str, Callable[[], object]] = {
+        f"linear {out}x{k}": partial(linear.linear_fp8, _pair(t, k), _linear(out, k))
+        for out, k in LINEARS
+    }
+    calls |= {
+        f"experts {count}": partial(
+            experts.experts, _pair(t, HIDDEN), ids, share, _experts(count), limit=LIMIT
+        )
+        for count in EXPERTS
+    }
+    calls |= {f"attention ratio {ratio}": _attention(t, by, ratio=ratio) for ratio in (0, 1, 2)}
+    return calls | {
+        "quantise": partial(triton_rows.sum_quantise, _bf16(t, HIDDEN)),
+        "boundary": partial(cross, streams, pending, pre, _hyper()),
+        "first boundary": partial(cross, streams, None, pre, _hyper()),
+        "shared expert": partial(
+            shared_expert.shared_expert, _pair(t, HIDDEN), shared, limit=LIMIT
+        ),
+        "output": partial(
+            grouped_output.grouped_output, _bf16(t, HEADS, HEAD_DIM), output, groups=GROUPS
+        ),
+        "norm": partial(
+            norm_quantise.norm_quantise, _bf16(t, RANK), _bf16(RANK), eps=EPS, quantise=True
+        ),
+        "attention inputs": partial(
+            attention_inputs.attention_inputs,
+            _bf16(t, HEADS * HEAD_DIM), _bf16(t, HEAD_DIM), _bf16(HEAD_DIM), by,
+            heads=HEADS, eps=EPS, record=RECORDS.window,
+        ),
+        "index inputs": partial(
+            index_inputs.index_inputs,
+            _bf16(t, INDEX_HEADS * INDEX_DIM), _bf16(t, HIDDEN), _bf16(INDEX_HEADS, HIDDEN), by,
+            scale=2**-6, record=RECORDS.index_key,
+        ),
+        "route": partial(
+            route.route, _bf16(t, HIDDEN), _bf16(384, HIDDEN), _fp32(384),
+            topk=CHOICES, scaling=2.5,
+        ),
+        "head": partial(head.head, _bf16(min(t, 64), HIDDEN), _bf16(VOCAB, HIDDEN)),
+    }  # fmt: skip

@@ -1,0 +1,71 @@
+"""The attention kernel against the reference, and a row's bits against its company."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepinfer.ops.cases import Maker, rows_of
+from deepinfer.ops.sparse_attention import cases, sparse_attention
+from tests.ops.small import SMALL
+
+pytest.importorskip("triton")
+from deepinfer.ops.sparse_attention import triton as kernel
+
+pytestmark = pytest.mark.gpu
+LIKE_THE_RELEASE = replace(
+    SMALL, num_attention_heads=64, head_dim=512, qk_rope_head_dim=64, sliding_window=128,
+    index_topk=512,
+)  # fmt: skip
+SPANS = [(0, 5), (700, 3), (1500, 1), (60, 200), (3000, 2)]
+
+
+def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
+    wide = wanted.double().flatten(1)
+    return (found.double().flatten(1) - wide).norm(dim=1) / wide.norm(dim=1).clamp(min=1e-30)
+
+
+def given(gpu: Any, arch: Any, ratio: int) -> dict[str, Any]:
+    make = Maker(arch, device=gpu.device)
+    return cases.case(make, make.batch(SPANS), ratio=ratio)
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 2])
+@pytest.mark.parametrize("arch", [SMALL, LIKE_THE_RELEASE])
+def test_rows_agree_with_the_reference(gpu, arch, ratio):
+    case = given(gpu, arch, ratio)
+    torch.full((2**28,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
+    found = kernel.sparse_attention(**case)
+    errors = row_errors(found, sparse_attention.reference(**case))
+    assert bool((errors < 5e-3).all()), f"largest relative error of a row {errors.max().item():.2e}"
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_what_is_not_visible_may_hold_anything(gpu, ratio):
+    case = given(gpu, LIKE_THE_RELEASE, ratio)
+    wanted = kernel.sparse_attention(**case)
+    case["ring"][0] = 255  # NaN codes and scales
+    if ratio:
+        case["pages"].latents[0] = 255
+    torch.testing.assert_close(kernel.sparse_attention(**case), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu, ratio):
+    case = given(gpu, LIKE_THE_RELEASE, ratio)
+    whole = kernel.sparse_attention(**case)
+    for keep in ([8], [209], [8, 209]):  # rows that see no other row of their step
+        index = torch.tensor(keep, device=gpu.device)
+        part = kernel.sparse_attention(**rows_of(case, cases.PER_TOKEN, index))
+        torch.testing.assert_close(part, whole[index], rtol=0, atol=0)
+
+
+def test_scores_of_any_size_stay_finite(gpu):
+    case = given(gpu, LIKE_THE_RELEASE, 1)
+    for size in (1e-4, 1e3):
+        scaled = case | {"q": case["q"] * size}
+        found = kernel.sparse_attention(**scaled)
+        assert bool(torch.isfinite(found).all())
+        assert bool((row_errors(found, sparse_attention.reference(**scaled)) < 2e-2).all())

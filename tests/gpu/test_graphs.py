@@ -1,0 +1,120 @@
+"""Captured decoding steps on a CUDA device: the bits of direct ones, and no hidden wait."""
+
+import dataclasses
+
+import pytest
+
+from deepinfer.api import LLM
+from deepinfer.device import find_device, no_sync
+from deepinfer.engine.invariance import Grid, check_invariance
+from deepinfer.engine.options import EngineOptions
+from deepinfer.nano.build import nano_directory
+from deepinfer.request import SamplingParams
+from deepinfer.runner.dspark import DraftStages
+from deepinfer.runner.runner import TorchRunner
+from tests.runner.test_graphs import KINDS, prompts
+from tests.runner.twins import LIMITS, EchoProposer, Twins, capturable, runner, serve
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory):
+    return nano_directory(tmp_path_factory.mktemp("nano"))
+
+
+@pytest.mark.parametrize("mode", ["checkpoint", "noquant"])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_replayed_steps_equal_direct_ones_bit_by_bit(gpu, mode, drafts):
+    net, limits = capturable(mode, gpu.device), dataclasses.replace(LIMITS, max_draft=drafts)
+    first, second = (EchoProposer(drafts) if drafts else None for _ in range(2))
+    graphs = find_device("cuda").graphs()
+    twins = Twins(runner(net, limits, None, first), runner(net, limits, graphs, second))
+    params = [KINDS[i % len(KINDS)] for i in range(12)]
+    found = serve(net, twins, limits, prompts(net, 12), params, ahead=True, late=5)
+    assert all(output.error is None for output in found)
+    report = twins.other.captures
+    assert report.replays > 2 * report.graphs > 10
+    assert twins.compared > 40
+
+
+def test_draft_stages_propose_the_same_in_captured_steps(gpu):
+    net, limits = capturable("checkpoint", gpu.device), dataclasses.replace(LIMITS, max_draft=3)
+    graphs = find_device("cuda").graphs()
+    twins = Twins(
+        runner(net, limits, None, DraftStages(net, 3)),
+        runner(net, limits, graphs, DraftStages(net, 3)),
+    )
+    params = [KINDS[i % len(KINDS)] for i in range(9)]
+    found = serve(net, twins, limits, prompts(net, 9), params, ahead=True, late=4)
+    assert all(output.error is None for output in found)
+    assert twins.other.captures.replays > 20
+
+
+class Calm:
+    """A runner for which every hidden wait is an error."""
+
+    def __init__(self, made, device):
+        self.made, self.device, self.steps = made, device, 0
+
+    def forward(self, plan):
+        with no_sync(self.device):
+            self.made.forward(plan)
+
+    def sample(self, number):
+        with no_sync(self.device):
+            self.made.sample(number)
+
+    def draft(self, number):
+        with no_sync(self.device):
+            self.made.draft(number)
+        self.steps += 1
+
+    def collect(self, number):
+        return self.made.collect(number)
+
+
+@pytest.mark.parametrize(("captured", "requests", "least"), [(False, 8, 40), (True, 40, 200)])
+def test_steps_never_wait_but_to_collect(gpu, captured, requests, least):
+    net = capturable("checkpoint", gpu.device)
+    limits = dataclasses.replace(LIMITS, max_draft=2)
+    graphs = find_device("cuda").graphs() if captured else None
+    calm = Calm(runner(net, limits, graphs, EchoProposer(2)), gpu.device)
+    params = [KINDS[i % len(KINDS)] for i in range(requests - 1)]
+    long = SamplingParams(temperature=0.9, seed=1, max_tokens=least + 50, ignore_eos=True)
+    asked = [*prompts(net, requests - 1), [20, 21]]
+    serve(net, calm, limits, asked, [*params, long], ahead=True)
+    assert calm.steps >= least
+
+
+def test_the_engine_answers_the_same_with_and_without_graphs(gpu, nano):
+    asked = [[3 + i, 7, 11 * i + 4] for i in range(9)]
+    params = [
+        SamplingParams(
+            temperature=i % 3 / 2, seed=i, max_tokens=20 + i, ignore_eos=True, logprobs=1
+        )
+        for i in range(9)
+    ]
+    answers = []
+    for eager in (True, False):
+        llm = LLM(nano, device="cuda", enforce_eager=eager, kv_cache_memory_bytes=1 << 28,
+                  max_model_len=512, max_num_seqs=16)  # fmt: skip
+        answers.append([output.outputs for output in llm.generate(asked, params, use_tqdm=False)])
+        made = llm._service.core.runner
+        assert isinstance(made, TorchRunner)
+        replays = made.captures.replays
+        assert (replays == 0) == eager
+    assert answers[0] == answers[1]
+
+
+def test_results_depend_on_nothing_but_prompt_parameters_and_seed(gpu, nano):
+    common = {"threads": (1,), "prompt_tokens": 40, "max_tokens": 10}
+    grids = {
+        True: Grid((9,), (0,), **common),
+        False: Grid((1, 9), (7, 0), preempt=True, **common),
+    }
+    digests = set()
+    for eager, grid in grids.items():
+        report = check_invariance(nano, EngineOptions(device="cuda", enforce_eager=eager), grid)
+        digests |= {run.digest for run in report.runs}
+    assert len(digests) == 1

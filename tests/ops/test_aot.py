@@ -1,0 +1,58 @@
+"""Every kernel of the operations compiles for each GPU that it serves, without a GPU."""
+
+import inspect
+
+import pytest
+
+pytest.importorskip("triton")
+from deepinfer.ops import aot, aot_launches
+
+
+@pytest.fixture(scope="module")
+def listed() -> list[aot.Variant]:
+    return aot.variants(aot_launches.launches([1, 64, 4096]))
+
+
+def test_operations_on_meta_tensors_launch_nothing_and_are_listed_once(listed):
+    assert len(listed) == len(set(listed)) > 30
+    names = {variant.name for variant in listed}
+    assert {
+        "experts.triton._gate_up",
+        "mhc_boundary.triton._advance",
+        "route.triton._choose",
+    } <= names
+    # The jitted functions of the modules are either launched or called by launched ones.
+    modules = {inspect.getmodule(variant.kernel.fn) for variant in listed}
+    jitted = {
+        (module, name)
+        for module in modules
+        if module is not None
+        for name, value in vars(module).items()
+        if hasattr(value, "params") and value.fn.__module__ == module.__name__
+    }
+    sources = [inspect.getsource(module) for module in modules if module is not None]
+    for module, name in jitted:
+        used = sum(source.count(f"{name}(") + source.count(f"{name}[") for source in sources)
+        assert used >= 2, f"{module.__name__}.{name} is defined and never used"
+
+
+def test_one_variant_of_each_kernel_compiles_with_few_spills(listed):
+    first = {variant.name: variant for variant in reversed(listed)}
+    for target in aot.TARGETS:
+        for variant in first.values():
+            if target == 90 or not variant.only_hopper:
+                done = aot.compile_for(variant, target)
+                assert not done.error, f"{variant.name} sm{target}: {done.error}"
+                assert done.stack <= 512, f"{variant.name} sm{target} spills {done.stack} bytes"
+
+
+def test_a_kernel_that_cannot_be_compiled_is_reported_and_does_not_raise(listed):
+    variant = next(v for v in listed if v.name == "triton_rows._sum_quantise")
+    broken = aot.Variant(
+        variant.kernel,
+        variant.signature,
+        (("SEGMENTS", 1), ("BLOCK", 1000)),
+        variant.aligned,
+        variant.options,
+    )
+    assert "power of 2" in aot.compile_for(broken, 90).error
