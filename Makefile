@@ -1,6 +1,7 @@
 # The front door. Every verb makes the environment that it needs:
 #   make demo    run the embedded model on a few prompts
 #   make test    format, lint, types, contracts, default suite (CPU)
+#   make aot     compile every GPU kernel for SM90 and SM100, without a GPU (needs Linux)
 #   make golden  the tests that read the golden checkpoints (DEEPINFER_GOLDEN)
 #   make format  rewrite the files in the house style
 
@@ -10,7 +11,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PROFILE ?= dev
 BIN := .venv/bin
 
-.PHONY: demo test golden format clean
+.PHONY: demo test aot golden format clean
 
 demo: .venv/stamp
 	$(BIN)/deepinfer generate --model nano --input examples/prompts.jsonl --output answers.jsonl
@@ -22,6 +23,11 @@ test: .venv/stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/pytest --hypothesis-profile=$(PROFILE)
+
+aot: .venv/stamp
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[aot]"
+	$(BIN)/python -m deepinfer.bench.aot
+	$(BIN)/pytest tests/ops/test_aot.py
 
 golden: .venv/stamp
 	$(BIN)/pytest -m golden

@@ -33,6 +33,7 @@ _ENGINE = (
     "decoder_keep",
     "enable_prefix_caching",
     "deterministic",
+    "enforce_eager",
 )
 
 
@@ -115,6 +116,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="OP=IMPLEMENTATION",
         help="use a named implementation ('*=reference' for all)",
+    )
+    group.add_argument(
+        "--enforce-eager", action="store_true", default=None, help="capture no graphs on a GPU"
     )
     group.add_argument(
         "--no-async-scheduling",
