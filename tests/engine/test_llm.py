@@ -6,7 +6,7 @@ import pytest
 
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.record import FileRecorder, read_trace, replay
-from deepinfer.errors import ConfigError, DeepinferError
+from deepinfer.errors import DeepinferError
 from deepinfer.nano.build import nano_directory
 from deepinfer.request import SamplingParams
 

@@ -95,13 +95,28 @@ def compress(
     latent = latents(hidden, weights, batch, pairs, eps)
     by = rotation(batch.positions - (ratio - 1), freqs)  # first token of the group (D18)
     key = rotate(rms_norm(linear(latent, weights.wk), weights.k_norm, eps), by)
-    entry = batch.positions // ratio
-    complete = batch.positions % ratio == ratio - 1
+    store_entries(rotate(latent, by), key, batch, pages, records)
+
+
+def store_entries(
+    latent: Tensor, key: Tensor, batch: Batch, pages: PageViews, records: Records
+) -> None:
+    """Write the entries that tokens complete; those that must go nowhere go to page 0.
+
+    Args:
+        latent: [tokens, head_dim] rotated.
+        key: [tokens, index_head_dim] rotated.
+        batch: the tokens.
+        pages: the owner's page sections.
+        records: record formats.
+    """
+    entry = batch.positions // pages.ratio
+    complete = batch.positions % pages.ratio == pages.ratio - 1
     complete &= batch.positions >= batch.cached
     page = batch.page_table[batch.rows, entry // pages.entries]
     page = torch.where(complete, page, 0)
     row = entry % pages.entries
-    pages.latents[page, row] = encode_record(rotate(latent, by), records.latent)
+    pages.latents[page, row] = encode_record(latent, records.latent)
     stored = encode_record(key, records.index_key)
     split = records.index_key.code_bytes
     pages.key_codes[page, row] = stored[:, :split]

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from deepinfer.arch import Records
 from deepinfer.ops.batch import Batch, PageViews, before, store_ring
-from deepinfer.ops.compress.reference import CompressorWeights, pool_pair
-from deepinfer.ops.formats import encode_record
+from deepinfer.ops.compress.reference import CompressorWeights, pool_pair, store_entries
 from deepinfer.ops.rotation import rotate, rotation
 from deepinfer.ops.triton_product import product, refuses_plain
 from deepinfer.ops.triton_rows import norm_quantise
@@ -70,22 +69,11 @@ def compress(
     records: Records,
 ) -> None:
     """As the reference, for bf16 `hidden` and weights that `pack` joined."""
-    ratio = pages.ratio
     latent = _latents(hidden.contiguous(), weights, batch, pairs, eps)
-    by = rotation(batch.positions - (ratio - 1), freqs)  # first token of the group (D18)
+    by = rotation(batch.positions - (pages.ratio - 1), freqs)  # first token of the group (D18)
     raw_key = product(latent, weights.wk, torch.bfloat16)
     key = rotate(norm_quantise(raw_key, weights.k_norm, eps, quantise=False)[0], by)
-    entry = batch.positions // ratio
-    complete = batch.positions % ratio == ratio - 1
-    complete &= batch.positions >= batch.cached
-    page = batch.page_table[batch.rows, entry // pages.entries]
-    page = torch.where(complete, page, 0)
-    row = entry % pages.entries
-    pages.latents[page, row] = encode_record(rotate(latent, by), records.latent)
-    stored = encode_record(key, records.index_key)
-    split = records.index_key.code_bytes
-    pages.key_codes[page, row] = stored[:, :split]
-    pages.key_scales[page, row] = stored[:, split:]
+    store_entries(rotate(latent, by), key, batch, pages, records)
 
 
 def refuses(
