@@ -20,7 +20,7 @@ def add(subparsers: Subparsers) -> None:
         description="Measure on this machine. Every record names hardware and versions; what "
         "counts are ratios within one run.",
     )
-    parser.add_argument("what", choices=("cpu", "scheduler", "recipe", "gpu", "step"))
+    parser.add_argument("what", choices=("cpu", "scheduler", "prefix", "recipe", "gpu", "step"))
     parser.add_argument("--json", action="store_true", help="print one JSON object a record")
     parser.add_argument(
         "--assert",
@@ -37,12 +37,21 @@ def add(subparsers: Subparsers) -> None:
     steps.add_argument(
         "--op", action="append", default=[], metavar="OP=IMPLEMENTATION", help="named choices"
     )
+    prefix = parser.add_argument_group("prefix: decoder replay and the prefix cache, on nano")
+    prefix.add_argument(
+        "--prompts", default="2048,8192,16384", help="prompt lengths (2048,8192,16384)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; returns the exit code."""
-    records = _measure_steps(args) if args.what == "step" else _measure(args.what, json=args.json)
+    if args.what == "step":
+        records = _measure_steps(args)
+    elif args.what == "prefix":
+        records = _measure_prefix(args)
+    else:
+        records = _measure(args.what, json=args.json)
     if args.marks is None:
         return 0
     failures = below_marks(records, _marks(Path(args.marks)))
@@ -80,18 +89,29 @@ def _measure_steps(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     """Run the suite of whole steps, which prints its records itself."""
     from deepinfer.bench import step
 
-    try:
-        rows = [int(part) for part in args.rows.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--rows {args.rows}: write numbers with commas between") from error
     return step.run(
         args.slice,
-        rows,
+        _numbers("--rows", args.rows),
         length=args.length,
         drafts=args.drafts,
         ops=parse_ops(args.op),
         json=args.json,
     )
+
+
+def _measure_prefix(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
+    """Run the suite of replay and the prefix cache, which prints its records itself."""
+    from deepinfer.bench import prefix
+
+    lengths = _numbers("--prompts", args.prompts)
+    return prefix.run(model_directory("nano"), lengths, json=args.json)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: write numbers with commas between") from error
 
 
 def _marks(path: Path) -> Mapping[str, Mapping[str, object]]:

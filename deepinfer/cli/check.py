@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import Literal
 
 from deepinfer.cli.common import (
     EXIT_SOME_FAILED,
@@ -28,7 +29,12 @@ def add(subparsers: Subparsers) -> None:
     parser.add_argument("--batch", default="1,17,64", help="numbers of requests (1,17,64)")
     parser.add_argument("--chunk", default="1,7,64,0", help="tokens a step, 0 = all (1,7,64,0)")
     parser.add_argument("--threads", default="1,2", help="CPU threads (1,2)")
-    parser.add_argument("--drafts", default="0", help="drafts a step and row (0)")
+    parser.add_argument(
+        "--drafts",
+        default="0",
+        help="drafts a step and row; adaptive = chosen step by step, up to the largest number "
+        "given or 5 (0)",
+    )
     parser.add_argument(
         "--repeat", action="store_true", help="serve the probes twice: again from the prefix cache"
     )
@@ -62,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         batches=_integers(args.batch, 1),
         chunks=_integers(args.chunk, 0),
         threads=_integers(args.threads, 1),
-        drafts=_integers(args.drafts, 0),
+        drafts=_drafts(args.drafts),
         preempt=args.preempt,
         repeat=args.repeat,
         prompt_tokens=args.prompt_tokens,
@@ -76,6 +82,12 @@ def run(args: argparse.Namespace) -> int:
             print(f"{item.digest}  {item.name} ({item.preemptions} preemptions)")
         print(f"distinct_digests {report.distinct_digests} over {len(report.runs)} runs")
     return 0 if report.distinct_digests == 1 else EXIT_SOME_FAILED
+
+
+def _drafts(text: str) -> tuple[int | Literal["adaptive"], ...]:
+    return tuple(
+        "adaptive" if word == "adaptive" else _integers(word, 0)[0] for word in text.split(",")
+    )
 
 
 def _integers(text: str, least: int) -> tuple[int, ...]:

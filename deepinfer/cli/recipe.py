@@ -172,14 +172,9 @@ def _answer(args: argparse.Namespace, body: dict[str, Any], chunks: list[Inferen
     from deepinfer import recipe
 
     request = _request(args.protocol, body)
-    model, options = request.model, _options(args, request.model)
-    # Conversion consumes the request; what the events need besides is read before.
-    names = request.namespace_tool_map(options) if args.protocol == "responses" else {}
-    echo = request.echo() if args.protocol == "responses" else None
-    converted = request.convert(options)
+    model = request.model
+    converted = request.convert(_options(args, model))
     generator = request.chunk_generator(converted, args.id, model)
-    if echo is not None:
-        generator = generator.with_namespace_tool_map(names).with_echo(echo)
     converted.parsing_options.lenient = args.lenient
     tokenizer = _tokenizer(args, converted)
     count = 0 if tokenizer is None else len(tokenizer.encode_prompt(_render(converted)))

@@ -6,6 +6,7 @@ Owns the thread and the queue in front of it. Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,20 +15,23 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from deepinfer.engine.border import Prompt
-from deepinfer.engine.outputs import failed
+from deepinfer.engine.outputs import died
 from deepinfer.engine.service import Service
+from deepinfer.engine.watchdog import Watchdog
 from deepinfer.errors import DeepinferError, RequestError
 from deepinfer.request import RequestOutput, SamplingParams
 
+_LOG = logging.getLogger(__name__)
 _IDLE_SECONDS = 0.5  # how long an idle thread waits before it looks whether it should end
 
 
 class Health(NamedTuple):
-    """State of the engine; `error` says why it died."""
+    """State of the engine; `error` says why it died, `stuck` which step takes too long."""
 
     state: Literal["running", "draining", "closed", "dead"]
     requests: int
     error: str | None = None
+    stuck: str | None = None
 
 
 @dataclass
@@ -47,13 +51,20 @@ class AsyncEngine:
     Args:
         service: what computes; it must not be used by anyone else.
         max_queued: requests that may be unfinished at once; more are refused with status 429.
+        step_timeout_s: seconds after which a step is named in the log and in `health`; it goes on.
+            None = never. A service that has its own watchdog keeps it.
     """
 
-    def __init__(self, service: Service, *, max_queued: int = 4096):
+    def __init__(
+        self, service: Service, *, max_queued: int = 4096, step_timeout_s: float | None = 60.0
+    ):
         if max_queued < 1:
             raise DeepinferError(f"max_queued {max_queued}: use at least 1")
         self._service = service
         self._max_queued = max_queued
+        if service.core.watchdog is None and step_timeout_s is not None:
+            service.core.watchdog = Watchdog(step_timeout_s)
+        self._watchdog = service.core.watchdog
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._lock = threading.Lock()
@@ -162,9 +173,10 @@ class AsyncEngine:
         return await asyncio.to_thread(self._idle.wait, timeout)
 
     def health(self) -> Health:
-        """Whether requests are taken, and how many are unfinished."""
+        """Whether requests are taken, how many are unfinished, and what is wrong."""
         error = None if self._error is None else f"{type(self._error).__name__}: {self._error}"
-        return Health(self._state, len(self._streams), error)
+        stuck = None if self._watchdog is None else self._watchdog.stuck()
+        return Health(self._state, len(self._streams), error, stuck)
 
     def close(self) -> None:
         """Abort what runs and end the thread."""
@@ -194,6 +206,8 @@ class AsyncEngine:
                     self._deliver(output)
         except BaseException as error:  # noqa: BLE001 - a bug ends the engine, with every request answered
             self._die(error)
+        finally:
+            self._service.core.close()
 
     def _take_calls(self, *, wait: bool) -> None:
         try:
@@ -219,10 +233,12 @@ class AsyncEngine:
 
     def _die(self, error: BaseException) -> None:
         """Answer every request with the error; new ones are refused from now on."""
+        step = None if self._watchdog is None else self._watchdog.current()
+        _LOG.error("the engine died; oldest step not collected: %s", step, exc_info=error)
         with self._lock:
             self._state, self._error = "dead", error
             streams, self._streams = self._streams, {}
             self._idle.set()
         for name, stream in streams.items():
-            stream.put(failed(name, None, f"the engine died: {type(error).__name__}: {error}"))
+            stream.put(died(name, None, error))
         self._take_calls(wait=False)  # what was queued refuses itself now

@@ -17,9 +17,11 @@ from deepinfer.device import Device, find_device
 from deepinfer.engine.border import Border
 from deepinfer.engine.core import EngineCore, Recorder
 from deepinfer.engine.options import EngineOptions, MemoryPlan, plan_memory
+from deepinfer.engine.profile import profile
 from deepinfer.engine.service import Service
 from deepinfer.engine.sharing import caching, decoder_rows, draft_tokens, fingerprint
 from deepinfer.engine.tokenizer import TextTokenizer
+from deepinfer.engine.watchdog import Watchdog
 from deepinfer.model.load import LoadOptions, load_network, resident_bytes
 from deepinfer.model.network import Network
 from deepinfer.runner.dspark import DraftStages
@@ -79,11 +81,14 @@ def build_service(
     times.append(time.monotonic())
     captured = _warm_up(core, options)
     times.append(time.monotonic())
+    timed = _profile(core, options)
+    times.append(time.monotonic())
     obstacles = graph_obstacles(network, device, options)
     sizes = ", ".join(str(size) for size in options.graph_sizes())
     phases = (
         f"weights {times[1] - times[0]:.2f} s (of which packing {sum(packing):.2f} s), pools "
-        f"{times[2] - times[1]:.2f} s, capture of {captured} graphs {times[3] - times[2]:.2f} s",
+        f"{times[2] - times[1]:.2f} s, capture of {captured} graphs {times[3] - times[2]:.2f} s, "
+        f"times of {timed} steps {times[4] - times[3]:.2f} s",
         f"decoding without graphs: {'; '.join(obstacles)}"
         if obstacles
         else f"decoding steps of {sizes} rows are captured, at the latest when they come twice",
@@ -133,6 +138,7 @@ def with_sharing(limits: Limits, network: Network, options: EngineOptions, model
     return replace(
         limits,
         max_draft=draft_tokens(network.arch, options),
+        drafting=options.speculative().drafting,
         decoder_keep=decoder_rows(network.arch, options),
         caching=caching(network.arch, network.records, options, model),
     )
@@ -146,7 +152,7 @@ def build_core(
     Args:
         network: loaded weights.
         limits: sizes of pools and tables; the sizes of graphs come from `options`.
-        options: `policy`, `async_scheduling` and what concerns graphs are used.
+        options: `policy`, `async_scheduling`, `step_timeout_s` and what concerns graphs are used.
         recorder: told of every plan and result.
     """
     device = find_device(str(network.device))
@@ -168,12 +174,14 @@ def build_core(
         proposer=DraftStages(network, limits.max_draft) if limits.max_draft else None,
     )
     scheduler = Scheduler(limits, POLICIES[options.policy], end_id=network.arch.eos_token_id)
+    limit = options.step_timeout_s
     return EngineCore(
         scheduler,
         runner,
         time.monotonic,
         async_scheduling=options.async_scheduling,
         recorder=recorder,
+        watchdog=None if limit is None else Watchdog(limit),
     )
 
 
@@ -182,8 +190,19 @@ def _warm_up(core: EngineCore, options: EngineOptions) -> int:
     runner, sizes = core.runner, options.cudagraph_capture_sizes
     assert isinstance(runner, TorchRunner)
     if core.scheduler.limits.graph_sizes and sizes is not None:
-        runner.warm_up(sizes)
+        adaptive = core.scheduler.limits.drafting.adaptive
+        most = core.scheduler.limits.max_draft
+        runner.warm_up(sizes, range(most + 1) if adaptive else None)
     return runner.captures.graphs
+
+
+def _profile(core: EngineCore, options: EngineOptions) -> int:
+    """Time steps if budgets of drafts are chosen by time; returns the number of steps."""
+    seconds = options.speculative().profile_seconds
+    if not (seconds and core.scheduler.limits.drafting.adaptive):
+        return 0
+    assert isinstance(core.runner, TorchRunner)
+    return profile(core.scheduler, core.runner, seconds, core.clock)
 
 
 def _tokenizer(directory: Path, arch: Arch, *, required: bool) -> TextTokenizer | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -41,31 +41,50 @@ class ChatCodec:
     """Encodes conversations for one model and reads its answers.
 
     Args:
-        directory: holds the `tokenizer.json`.
+        source: the directory that holds the `tokenizer.json`, or the text of one.
+
+    Attributes:
+        tokenizer: what prompts are encoded with.
 
     Raises:
         CheckpointError: the file is missing or damaged.
+        RuntimeError: the text is damaged.
     """
 
-    def __init__(self, directory: Path):
-        file = directory / "tokenizer.json"
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file)).for_v41()
-        except RuntimeError as error:
-            raise CheckpointError(str(file), [str(error)]) from error
-        self._encoding = DeepseekV41Encoding().with_tokenizer(self._tokenizer)
+    def __init__(self, source: Path | str):
+        loaded = Tokenizer.from_str(source) if isinstance(source, str) else _loaded(source)
+        self.tokenizer = loaded.for_v41()
+        self._encoding = DeepseekV41Encoding().with_tokenizer(self.tokenizer)
         self._options = ConversionOptions().with_model_alias(_MODEL, ModelVersion.DeepseekV41Flash)
 
     def prompt(self, body: Mapping[str, Any]) -> ChatPrompt:
         """Render and encode a conversation.
 
         Args:
-            body: a chat-completions request without `model`: `messages`, and as wanted `tools`,
-                `tool_choice`, `thinking`, `reasoning_effort`, `response_format`.
+            body: a chat-completions request: `messages`, and as wanted `tools`, `tool_choice`,
+                `thinking`, `reasoning_effort`, `response_format`.
 
         Raises:
             RequestError: the conversation is malformed, holds images, or asks for an output form
                 that is not enforced here.
+        """
+        request = self.convert(body)
+        constraint = request.inference_options.output_constraint
+        if constraint is not None and constraint.kind != "tool_call":
+            raise RequestError(
+                f"an output that must match ({constraint.kind}) is not enforced yet; leave "
+                "response_format and tool_choice 'required' out"
+            )
+        return ChatPrompt(self.encode(request), request)
+
+    def convert(self, body: Mapping[str, Any]) -> ConversationRequest:
+        """The conversation of a request, which may ask for any form of output.
+
+        Args:
+            body: as in `prompt`.
+
+        Raises:
+            RequestError: the conversation is malformed or holds images.
         """
         try:
             request = ChatCompletionRequest({**body, "model": _MODEL}).convert(self._options)
@@ -75,13 +94,11 @@ class ChatCodec:
             raise RequestError(f"the conversation cannot be read: {error}") from None
         if any(message.image_sources for message in request.conversation.messages):
             raise RequestError("the conversation holds images; this engine reads text only")
-        constraint = request.inference_options.output_constraint
-        if constraint is not None and constraint.kind != "tool_call":
-            raise RequestError(
-                f"an output that must match ({constraint.kind}) is not enforced yet; leave "
-                "response_format and tool_choice 'required' out"
-            )
-        return ChatPrompt(self._encoding.encode(request.conversation), request)
+        return request
+
+    def encode(self, request: ConversationRequest) -> list[int]:
+        """Ids of the prompt of a conversation."""
+        return self._encoding.encode(request.conversation)
 
     def params(
         self, prompt: ChatPrompt, given: SamplingParams | None, max_model_len: int
@@ -104,7 +121,7 @@ class ChatCodec:
 
     def reader(self, prompt: ChatPrompt) -> ChatReader:
         """What reads one answer to a prompt of this codec."""
-        return ChatReader(prompt, self._tokenizer)
+        return ChatReader(prompt.request, self.tokenizer)
 
     def answer(self, prompt: ChatPrompt, output: RequestOutput) -> RequestOutput:
         """The same result with the message of every completion."""
@@ -118,17 +135,26 @@ class ChatCodec:
 
 
 class ChatReader:
-    """Reads an answer as it comes; see `ChatCodec.reader`."""
+    """Reads an answer as it comes.
 
-    def __init__(self, prompt: ChatPrompt, tokenizer: Tokenizer):
-        generator = ChatCompletionRequest.chunk_generator(prompt.request, "chat", _MODEL)
-        self._processor = StreamProcessor(generator, prompt.request.parsing_options, tokenizer)
-        self._response = ChatCompletionResponse("chat", _MODEL, 0, len(prompt.ids), 0)
+    Args:
+        request: the conversation that is answered.
+        tokenizer: of the codec that converted it.
+    """
+
+    def __init__(self, request: ConversationRequest, tokenizer: Tokenizer):
+        generator = ChatCompletionRequest.chunk_generator(request, "chat", _MODEL)
+        self._processor = StreamProcessor(generator, request.parsing_options, tokenizer)
+        self._response = ChatCompletionResponse("chat", _MODEL, 0, 0, 0)
         self._feed(InferenceChunk.ready())
 
     def push(self, text: str) -> list[dict[str, Any]]:
         """Take more of the answer's text; returns what it adds, as deltas of chat completions."""
         return self._feed(InferenceChunk.text(text)) if text else []
+
+    def push_ids(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """The same with ids, end tokens left out; an answer comes as text or as ids."""
+        return self._feed(InferenceChunk.tokens(ids)) if ids else []
 
     def finish(self, reason: FinishReason | None) -> list[dict[str, Any]]:
         """The answer ends; returns what was held back."""
@@ -138,7 +164,11 @@ class ChatReader:
     def message(self) -> dict[str, Any]:
         """The whole message: `role`, `content` and as there are `reasoning_content` and
         `tool_calls`."""
-        return json.loads(self._response.to_json())["choices"][0]["message"]
+        return self.completion()["choices"][0]["message"]
+
+    def completion(self) -> dict[str, Any]:
+        """The answer as a chat completion, without the usage of the prompt."""
+        return json.loads(self._response.to_json())
 
     def _feed(self, chunk: InferenceChunk) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
@@ -148,6 +178,14 @@ class ChatReader:
             deltas.append(json.loads(event.to_json())["choices"][0]["delta"])
             self._response.accumulate(cast("Any", event))
         return deltas
+
+
+def _loaded(directory: Path) -> Tokenizer:
+    file = directory / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(file))
+    except RuntimeError as error:
+        raise CheckpointError(str(file), [str(error)]) from error
 
 
 def _message(error: ConversionError) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from deepinfer.engine.watchdog import Watchdog
 from deepinfer.request import Request
 from deepinfer.scheduler import Progress, Scheduler, Snapshot
 from deepinfer.step import StepPlan, StepResult
@@ -62,6 +63,7 @@ class EngineCore:
         clock: seconds, monotonic.
         async_scheduling: plan one step ahead of the results.
         recorder: told of every plan and result.
+        watchdog: told when a step begins and ends; may be set later, before the first step.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class EngineCore:
         *,
         async_scheduling: bool = False,
         recorder: Recorder | None = None,
+        watchdog: Watchdog | None = None,
     ):
         self.scheduler = scheduler
         self.runner = runner
         self.clock = clock
         self.async_scheduling = async_scheduling
+        self.watchdog = watchdog
         self._recorder = recorder
         self._uncollected: int | None = None
 
@@ -100,6 +104,8 @@ class EngineCore:
         if plan is not None:
             if self._recorder is not None:
                 self._recorder.plan(plan)
+            if self.watchdog is not None:
+                self.watchdog.begin(plan)
             self.runner.forward(plan)
             self.runner.sample(plan.number)
             self.runner.draft(plan.number)
@@ -111,7 +117,14 @@ class EngineCore:
         if before is None:
             return StepNews(self.scheduler.take_reports(), None)
         result = self.runner.collect(before)
+        if self.watchdog is not None:
+            self.watchdog.end(before)
         progress = self.scheduler.apply(result, self.clock())
         if self._recorder is not None:
             self._recorder.result(result, self.scheduler.snapshot())
         return StepNews(progress, result)
+
+    def close(self) -> None:
+        """End the watchdog's thread; no step may follow."""
+        if self.watchdog is not None:
+            self.watchdog.close()

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -30,6 +30,8 @@ from deepinfer.scheduler import Limits
 
 _SPARE_ROWS = 2
 
+Drafts = int | Literal["adaptive"]
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -39,7 +41,8 @@ class Grid:
         batches: numbers of requests.
         chunks: tokens a step, 0 = everything at once.
         threads: CPU threads.
-        drafts: drafts verified a step and row.
+        drafts: drafts verified a step and row; "adaptive" = chosen step by step, at most as many as
+            the largest number beside it, or 5.
         preempt: also with too few pages.
         repeat: serve the probes a second time, from what the first left in the prefix cache.
         prompt_tokens, max_tokens: of the longest probe.
@@ -48,7 +51,7 @@ class Grid:
     batches: tuple[int, ...] = (1, 17, 64)
     chunks: tuple[int, ...] = (1, 7, 64, 0)
     threads: tuple[int, ...] = (1, 2)
-    drafts: tuple[int, ...] = (0,)
+    drafts: tuple[Drafts, ...] = (0,)
     preempt: bool = False
     repeat: bool = False
     prompt_tokens: int = 150
@@ -68,7 +71,7 @@ class _Setting(NamedTuple):
     batch: int
     chunk: int
     threads: int
-    drafts: int
+    drafts: Drafts
     preempt: bool
 
 
@@ -127,7 +130,7 @@ def _run(
         max_num_batched_tokens=max(chunk, rows) if chunk else rows * longest,
         max_num_seqs=rows,
     )
-    options = dataclasses.replace(options, speculative_config={"num_speculative_tokens": drafts})
+    options = dataclasses.replace(options, speculative_config=_drafting(drafts, grid))
     limits = with_sharing(limits, network, options, b"the only model here")
     # Overlap alternates with the settings, so that both are tried in every run of the grid.
     overlap = (batch + chunk + threads) % 2 == 0
@@ -143,6 +146,14 @@ def _run(
             _digest(output, digest)
         counters = core.scheduler.snapshot()
         yield Run(name + ", again" * again, digest.hexdigest()[:16], counters.preemptions)
+
+
+def _drafting(drafts: Drafts, grid: Grid) -> dict[str, object]:
+    """`speculative_config` of a setting."""
+    if drafts != "adaptive":
+        return {"num_speculative_tokens": drafts}
+    most = max((count for count in grid.drafts if count != "adaptive"), default=0) or 5
+    return {"num_speculative_tokens": most, "policy": "adaptive"}
 
 
 _Item = tuple[list[int], SamplingParams]

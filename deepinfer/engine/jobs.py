@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from deepinfer.engine.border import Prompt
+from deepinfer.engine.outputs import ENGINE_DIED
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.request import CompletionOutput, RequestOutput, SamplingParams, ScoreOutput
 
@@ -237,13 +238,18 @@ class AnswerFile:
 
 
 def _finished(path: Path) -> dict[int, str]:
-    """Whole lines of an earlier run by index; a torn last line is dropped."""
+    """Whole lines of an earlier run by index; a torn last line is dropped.
+
+    So are those that the engine did not live to answer: they are asked again.
+    """
     found: dict[int, str] = {}
     pieces = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for line in pieces[:-1]:  # what follows the last newline is torn or empty
         try:
-            index = json.loads(line)["index"]
+            record = json.loads(line)
+            index, died = record["index"], str(record.get("error")).startswith(ENGINE_DIED)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: not the output of such a job: {line[:80]!r}") from error
-        found[index] = line
+        if not died:
+            found[index] = line
     return found

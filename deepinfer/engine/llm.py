@@ -5,6 +5,7 @@ Knows nothing of HTTP.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -18,12 +19,13 @@ from deepinfer.engine.build import build_service
 from deepinfer.engine.chat import ChatCodec, ChatPrompt
 from deepinfer.engine.core import Recorder, Runner
 from deepinfer.engine.options import options_from
-from deepinfer.engine.outputs import failed
+from deepinfer.engine.outputs import died, failed
 from deepinfer.engine.resolve import resolve_model
 from deepinfer.engine.tokenizer import TextTokenizer
 from deepinfer.errors import ConfigError, DeepinferError, RequestError
 from deepinfer.request import RequestOutput, SamplingParams, ScoreOutput
 
+_LOG = logging.getLogger(__name__)
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 _Job: TypeAlias = tuple[Prompt, SamplingParams, int] | RequestError
 
@@ -48,10 +50,11 @@ class LLM:
             was trained; "mask", the same numbers computed for all; "exact" or "off" give those of
             running all), `enable_prefix_caching` (True), `deterministic` (True: a cached prefix
             changes no number), `window_snapshot_bytes` (256 MiB of host memory, so that a cached
-            prefix needs no replay), `speculative_config` (None, or `{"num_speculative_tokens":
-            n}`), `max_logprobs` (20), `enforce_eager` (False),
+            prefix needs no replay), `speculative_config` (None; see `engine.speculative`),
+            `max_logprobs` (20), `enforce_eager` (False),
             `cudagraph_capture_sizes` (rows of captured decoding steps; given: captured at the
-            start; None: chosen for `max_num_seqs`, captured when a step comes twice).
+            start; None: chosen for `max_num_seqs`, captured when a step comes twice),
+            `step_timeout_s` (None; seconds after which a step is named in the log).
 
     Raises:
         DeepinferError: the model cannot be loaded as asked for, or an option is unknown.
@@ -102,10 +105,13 @@ class LLM:
             on_output: called with (place, result) as soon as a result is finished.
 
         Returns:
-            One result a prompt, in order; what is wrong with one prompt is in its `error`.
+            One result a prompt, in order; what is wrong with one prompt is in its `error`. If the
+            engine dies, so is that for every prompt which has no result yet; the log has the
+            traceback and the next call raises.
 
         Raises:
             ValueError: lists of different length.
+            Exception: what killed the engine, if no prompt had a result, so that nothing is lost.
         """
         items = _as_list(prompts)
         params = _one_each("sampling_params", sampling_params, len(items), SamplingParams())
@@ -240,19 +246,31 @@ class LLM:
                         self._service.add(name, job[0], job[1], priority=job[2])
                         places[name] = place
                     except RequestError as error:
-                        prompt = [] if isinstance(job, RequestError) else job[0]
-                        finish(place, failed(name, prompt, str(error)))
+                        finish(place, failed(name, _prompt(job), str(error)))
                 while not self._service.idle:
-                    for output in self._service.step():
+                    for output in self._step():
                         if output.finished:
                             finish(places.pop(output.request_id), output)
-            except KeyboardInterrupt:
-                self._abandon(places)
-                raise
             except BaseException as error:
-                self._failure = error
-                raise
+                if error is not self._failure:  # an interrupt, or a bug in `on_output`
+                    self._abandon(places)
+                    raise
+                if len(places) == len(jobs) or not isinstance(error, Exception):
+                    raise
+                _LOG.error("the engine died; %d prompts get the error", len(places), exc_info=error)
+                for name, place in places.items():
+                    finish(place, died(name, _prompt(jobs[place]), error))
         return cast("list[RequestOutput]", results)
+
+    def _step(self) -> list[RequestOutput]:
+        """Compute one step; whatever goes wrong in it, but an interrupt, ends this engine."""
+        try:
+            return list(self._service.step())
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
@@ -292,8 +310,8 @@ class LLM:
         """What computes plans; for replaying traces on a fresh engine."""
         return self._service.core.runner
 
-    def get_metrics(self) -> dict[str, int]:
-        """Counters of the scheduler; see `scheduler.Snapshot`."""
+    def get_metrics(self) -> dict[str, Any]:
+        """Counters of the scheduler, those of drafts included; see `scheduler.Snapshot`."""
         return self._service.core.scheduler.snapshot()._asdict()
 
     def reset_prefix_cache(self) -> None:
@@ -303,6 +321,7 @@ class LLM:
     def close(self) -> None:
         """Let go of weights and state; the object cannot be used afterwards."""
         self._failure = DeepinferError("this LLM is closed")
+        self._service.core.close()
         del self._service
 
     def __enter__(self) -> LLM:
@@ -331,6 +350,10 @@ class LLM:
         while not self._service.idle and time.monotonic() < deadline:
             for _output in self._service.step():
                 pass
+
+
+def _prompt(job: _Job) -> object:
+    return None if isinstance(job, RequestError) else job[0]
 
 
 def _scored(output: RequestOutput) -> ScoreOutput:

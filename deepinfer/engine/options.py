@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from deepinfer.arch import PAGE_TOKENS, Arch, PageLayout, Records, SlotLayout
 from deepinfer.config import engine_defaults
+from deepinfer.engine.speculative import Speculative, speculative
 from deepinfer.errors import ConfigError
 from deepinfer.model.engram_table import Placement
 from deepinfer.model.load import LoadFormat
@@ -66,6 +67,7 @@ class EngineOptions:
     max_logprobs: int = 20
     enforce_eager: bool = False
     cudagraph_capture_sizes: Sequence[int] | None = None
+    step_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -84,34 +86,21 @@ class EngineOptions:
             raise ConfigError(
                 f"cudagraph_capture_sizes {sizes!r}: use ascending integers >= 1, rows of a step"
             )
-        self.num_speculative_tokens()
+        self.speculative()
         if self.decoder_replay not in _REPLAYS:
             raise ConfigError(f"decoder_replay {self.decoder_replay!r}: use one of {_REPLAYS}")
         if self.window_snapshot_bytes < 0:
             raise ConfigError(f"window_snapshot_bytes {self.window_snapshot_bytes}: use >= 0")
+        if self.step_timeout_s is not None and not self.step_timeout_s > 0:
+            raise ConfigError(f"step_timeout_s {self.step_timeout_s}: use seconds > 0, or None")
 
-    def num_speculative_tokens(self) -> int:
-        """Drafts verified a step and row; 0 = no speculation.
+    def speculative(self) -> Speculative:
+        """`speculative_config`, checked.
 
         Raises:
-            ConfigError: `speculative_config` names another method, or something unknown.
+            ConfigError: it names another method, something unknown, or a value out of range.
         """
-        config = self.speculative_config
-        if config is None:
-            return 0
-        if unknown := sorted(set(config) - {"method", "num_speculative_tokens"}):
-            raise ConfigError(
-                f"speculative_config: unknown key(s) {unknown}; use 'num_speculative_tokens'"
-            )
-        method, count = config.get("method", "dspark"), config.get("num_speculative_tokens", 3)
-        if method != "dspark":
-            raise ConfigError(
-                f"speculative_config: method {method!r}; only the checkpoint's own draft stages "
-                "('dspark') are used"
-            )
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ConfigError(f"num_speculative_tokens {count!r}: use an integer >= 0")
-        return count
+        return speculative(self.speculative_config)
 
     def graph_sizes(self) -> tuple[int, ...]:
         """Rows of captured decoding steps, as `Limits.graph_sizes` wants them."""
@@ -139,8 +128,13 @@ def options_from(arguments: Mapping[str, object]) -> EngineOptions:
     given = {name: v for name, v in arguments.items() if name not in _REFUSED}
     unset = {name for name in engine_defaults() if given.get(name) is None}
     known = {**given, **{name: v for name, v in engine_defaults().items() if name in unset}}
-    if known.get("decoder_replay", "") is None:
-        del known["decoder_replay"]
+    drafts = given.get("speculative_config")
+    if isinstance(drafts, Mapping):  # what it leaves open, the environment may say
+        said = cast("Mapping[str, object]", engine_defaults().get("speculative_config", {}))
+        known["speculative_config"] = {**said, **cast("Mapping[str, object]", drafts)}
+    for name in ("decoder_replay", "enforce_eager"):
+        if name in known and known[name] is None:
+            del known[name]
     fields = set(EngineOptions.__dataclass_fields__)
     if unknown := sorted(set(known) - fields):
         raise ConfigError(f"unknown option(s) {unknown}; known are {sorted(fields)}")

@@ -25,6 +25,8 @@ from deepinfer.scheduler import Progress
 from deepinfer.step import StepResult, TopLogprobs
 
 Entries = Mapping[int, Logprob]
+ENGINE_DIED = "the engine died"
+"""How the error begins that `died` gives; the input itself may be good."""
 
 
 class Update(NamedTuple):
@@ -216,3 +218,8 @@ def failed(request_id: str, prompt: object, error: str) -> RequestOutput:
     """The result of an input that never entered the engine."""
     text = prompt if isinstance(prompt, str) else None
     return RequestOutput(request_id, text, (), (), error=error)
+
+
+def died(request_id: str, prompt: object, error: BaseException) -> RequestOutput:
+    """The result of an input that the engine did not live to answer."""
+    return failed(request_id, prompt, f"{ENGINE_DIED}: {type(error).__name__}: {error}")

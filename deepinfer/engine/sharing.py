@@ -46,7 +46,7 @@ def draft_tokens(arch: Arch, options: EngineOptions) -> int:
     Raises:
         ConfigError: the checkpoint has no draft stages, or they propose fewer.
     """
-    count = options.num_speculative_tokens()
+    count = options.speculative().tokens
     if count > arch.max_draft:
         has = f"proposes {arch.max_draft}" if arch.max_draft else "has no draft stages"
         raise ConfigError(f"num_speculative_tokens {count}: this checkpoint {has}; lower it")
