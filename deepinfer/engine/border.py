@@ -71,8 +71,8 @@ class Border:
             RequestError: it has another form, is empty, holds an id the model has no embedding
                 for or the id of image positions, or leaves no room for a token.
         """
-        prompt, salt = _without_salt(prompt)
-        text, ids = self._split(prompt)
+        unsalted, salt = _without_salt(prompt)
+        text, ids = self._split(unsalted)
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
         for place, token in enumerate(ids):

@@ -1,33 +1,19 @@
-"""The chat format of the model, for questions that the offline engine answers.
+"""Questions as prompts of the model and its answers as replies, for the offline engine.
 
-The same conversion that a server makes of a request, and the same reading of what the model
-writes. Knows nothing of sampling: that is the run's.
+The conversion and the parser are those of `LLM.chat`. Knows nothing of sampling: that is the
+run's.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from deepinfer.engine import chat
 from deepinfer.engine.border import Prompt
-from deepinfer.errors import RequestError
 from deepinfer.eval.chat import chat_body, reply_of
 from deepinfer.eval.question import Question, Reply, Settings
-from deepinfer.recipe import (
-    ChatCompletionChunk,
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    ConversationRequest,
-    ConversionError,
-    ConversionOptions,
-    DeepseekV41Encoding,
-    InferenceChunk,
-    InferenceFinishReason,
-    ModelVersion,
-    StreamProcessor,
-    Tokenizer,
-)
+from deepinfer.recipe import ConversationRequest, ModelVersion
 
 _MODEL = ModelVersion.DeepseekV41Flash.value
 
@@ -45,8 +31,8 @@ class ChatCodec:
 
     def __init__(self, tokenizer_json: str):
         self.sampling: dict[str, Any] = {"detokenize": False}
-        self.tokenizer = Tokenizer.from_str(tokenizer_json).for_v41()
-        self._encoding = DeepseekV41Encoding().with_tokenizer(self.tokenizer)
+        self._codec = chat.ChatCodec(tokenizer_json)
+        self.tokenizer = self._codec.tokenizer
 
     def prompt(self, question: Question, settings: Settings) -> Prompt:
         """Ids of the prompt.
@@ -54,7 +40,7 @@ class ChatCodec:
         Raises:
             RequestError: the chat format cannot express the question.
         """
-        return self._encoding.encode(_converted(question, settings).conversation)
+        return self._codec.encode(self._converted(question, settings))
 
     def read(
         self, question: Question, settings: Settings, ids: Sequence[int], *, truncated: bool
@@ -67,23 +53,10 @@ class ChatCodec:
             ids: what the model wrote, without the end token.
             truncated: the length limit ended it.
         """
-        request = _converted(question, settings)
-        generator = ChatCompletionRequest.chunk_generator(request, "answer", _MODEL)
-        processor = StreamProcessor(generator, request.parsing_options, self.tokenizer)
-        reason = InferenceFinishReason.Length if truncated else InferenceFinishReason.Stop
-        events = processor.push(InferenceChunk.tokens(list(ids)))
-        if not processor.finished:
-            events += processor.push(InferenceChunk.finish(reason))
-        response = ChatCompletionResponse("answer", _MODEL, 0, 0, 0)
-        for event in events:
-            assert isinstance(event, ChatCompletionChunk)
-            response.accumulate(event)
-        return reply_of(json.loads(response.to_json()))
+        reader = chat.ChatReader(self._converted(question, settings), self.tokenizer)
+        reader.push_ids(ids)
+        reader.finish("length" if truncated else "stop")
+        return reply_of(reader.completion())
 
-
-def _converted(question: Question, settings: Settings) -> ConversationRequest:
-    body = chat_body(question, settings, _MODEL)
-    try:
-        return ChatCompletionRequest(body).convert(ConversionOptions())
-    except (ConversionError, ValueError) as error:
-        raise RequestError(str(error)) from error
+    def _converted(self, question: Question, settings: Settings) -> ConversationRequest:
+        return self._codec.convert(chat_body(question, settings, _MODEL))

@@ -10,8 +10,7 @@ from typing import Any
 
 from deepinfer.recipe.conversation import RenderedPrompt, SpecialToken
 from deepinfer.recipe.convert import sampling
-from deepinfer.recipe.convert.body import RequestBody, read_body
-from deepinfer.recipe.convert.consumable import Consumable
+from deepinfer.recipe.convert.body import ProtocolRequest, RequestBody
 from deepinfer.recipe.encode.writer import PromptWriter
 from deepinfer.recipe.failures import ConversionError
 from deepinfer.recipe.options import (
@@ -99,7 +98,7 @@ _READ = record(
 )
 
 
-class CompletionRequest:
+class CompletionRequest(ProtocolRequest[_Body]):
     """A Completions request. Conversion uses it up, also when it fails.
 
     Args:
@@ -110,15 +109,10 @@ class CompletionRequest:
         TypeError, ValueError, OverflowError: a dictionary holds what JSON cannot.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ()
 
     def __init__(self, body: RequestBody) -> None:
-        self._body = Consumable(read_body(body, _READ))
-
-    @property
-    def model(self) -> str:
-        """The model that is asked for. Read it before conversion."""
-        return self._body.value.model
+        super().__init__(body, _READ)
 
     def convert(self, options: ConversionOptions) -> CompletionPrompt:
         """Make a prompt of the request; thinking is off.
@@ -127,7 +121,7 @@ class CompletionRequest:
             ConversionError: the request asks for what cannot be.
             RuntimeError: it was converted before.
         """
-        return _convert(self._body.take(), options)
+        return _convert(self._take(), options)
 
 
 def _convert(body: _Body, options: ConversionOptions) -> CompletionPrompt:

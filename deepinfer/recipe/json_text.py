@@ -18,10 +18,14 @@ _PADDED = "e-0"  # only in Python's way to write an exponent
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse(text: str) -> Any:
+def parse(text: str, *, deep: bool = False) -> Any:
     """The value of a JSON text; the last of equal keys counts, at the place of the first.
 
     Integers outside [-2^63, 2^64) become floats, and so does `-0`.
+
+    Args:
+        text: to be read.
+        deep: read as many levels of nesting as Python can.
 
     Raises:
         ValueError: no JSON. That includes what Python's reader would let pass: `NaN`, numbers
@@ -31,7 +35,7 @@ def parse(text: str) -> Any:
         value = _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError(f"more than {DEEPEST} levels of nesting") from error
-    if text.count("[") + text.count("{") > DEEPEST:
+    if not deep and text.count("[") + text.count("{") > DEEPEST:
         _check_depth(value)
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()
@@ -107,10 +111,11 @@ def _short_floats(value: object, comma: str, colon: str) -> str:
     if isinstance(value, list):
         items = cast("list[object]", value)
         return "[" + comma.join(_short_floats(item, comma, colon) for item in items) + "]"
-    return _short_float(value) if isinstance(value, float) else _SPACED.encode(value)
+    return short_float(value) if isinstance(value, float) else _SPACED.encode(value)
 
 
-def _short_float(number: float) -> str:
+def short_float(number: float) -> str:
+    """A finite double: the shortest digits that read back, plain from 1e-5 up to 1e16."""
     mantissa, padded, exponent = repr(number).partition(_PADDED)
     if not padded:
         return mantissa

@@ -150,7 +150,11 @@ class _IllustratedMessage(Message):
     __slots__ = ("_image_sources", "_placeholders")
 
     def _fill(
-        self, content: str, sources: Sequence[ImageSource] | None, image_token: str | None
+        self,
+        content: str,
+        sources: Sequence[ImageSource] | None,
+        image_token: str | None,
+        placeholders: Sequence[tuple[int, int]] | None,
     ) -> None:
         check_text("content", content)
         check_optional_text("image_token", image_token)
@@ -158,8 +162,14 @@ class _IllustratedMessage(Message):
             raise ValueError("image_token must not be empty")
         self._content = content
         self._image_sources = checked_items("image_sources", sources, ImageSource)
-        token = SpecialToken.Image.value if image_token is None else image_token
-        self._placeholders = _find(content, token, len(self._image_sources))
+        if placeholders is None:
+            token = SpecialToken.Image.value if image_token is None else image_token
+            self._placeholders = _find(content, token, len(self._image_sources))
+        elif image_token is not None:
+            raise ValueError("give image_token to search for, or placeholders, not both")
+        else:
+            self._placeholders = [(start, end) for start, end in placeholders]
+            _check_places(self._placeholders, len(content), len(self._image_sources))
 
     @property
     def image_sources(self) -> list[ImageSource]:
@@ -185,6 +195,19 @@ def _find(content: str, token: str, most: int) -> list[tuple[int, int]]:
     return found
 
 
+def _check_places(places: list[tuple[int, int]], size: int, most: int) -> None:
+    if len(places) > most:
+        raise ValueError(f"{len(places)} placeholders for {most} images")
+    last = 0
+    for start, end in places:
+        if not last <= start <= end <= size:
+            raise ValueError(
+                f"placeholder ({start}, {end}) is not an ascending range of code points within "
+                f"the {size} of the content"
+            )
+        last = end
+
+
 class SystemMessage(_IllustratedMessage):
     """Instructions; V4.1 keeps them in their place, V4 moves them to the head.
 
@@ -193,6 +216,7 @@ class SystemMessage(_IllustratedMessage):
         image_sources: its images.
         tools: tools that the model learns of here (V4.1 only).
         image_token: see `UserMessage`.
+        placeholders: see `UserMessage`.
     """
 
     __slots__ = ("_tools",)
@@ -205,8 +229,9 @@ class SystemMessage(_IllustratedMessage):
         tools: Sequence[ToolDefinition] | None = None,
         *,
         image_token: str | None = None,
+        placeholders: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self._fill(content, image_sources, image_token)
+        self._fill(content, image_sources, image_token, placeholders)
         self._tools = None if tools is None else checked_items("tools", tools, ToolDefinition)
 
     @property
@@ -228,10 +253,14 @@ class UserMessage(_IllustratedMessage):
         image_sources: its images.
         image_token: spelling of placeholders in `content`; None means the default of
             `SpecialToken.Image`.
+        placeholders: where in `content` the images stand, instead of a search for `image_token`:
+            half-open ranges of code points, ascending, at most one for each image; not in the
+            wheel.
         task: a quick instruction; not in the wheel.
 
     Raises:
-        ValueError: `image_token` is empty, or there is no such task.
+        ValueError: `image_token` is empty, placeholders are no such ranges or come with
+            `image_token`, or there is no such task.
     """
 
     __slots__ = ("_task",)
@@ -243,9 +272,10 @@ class UserMessage(_IllustratedMessage):
         image_sources: Sequence[ImageSource] | None = None,
         *,
         image_token: str | None = None,
+        placeholders: Sequence[tuple[int, int]] | None = None,
         task: Task | None = None,
     ) -> None:
-        self._fill(content, image_sources, image_token)
+        self._fill(content, image_sources, image_token, placeholders)
         if task is not None:
             check_choice("task", task, get_args(Task))
         self._task: Task | None = task
@@ -316,6 +346,7 @@ class ToolMessage(_IllustratedMessage):
         tool_call_id: the call that it answers.
         image_sources: its images.
         image_token: see `UserMessage`.
+        placeholders: see `UserMessage`.
     """
 
     __slots__ = ("_tool_call_id",)
@@ -328,8 +359,9 @@ class ToolMessage(_IllustratedMessage):
         image_sources: Sequence[ImageSource] | None = None,
         *,
         image_token: str | None = None,
+        placeholders: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        self._fill(content, image_sources, image_token)
+        self._fill(content, image_sources, image_token, placeholders)
         check_optional_text("tool_call_id", tool_call_id)
         self._tool_call_id = tool_call_id
 

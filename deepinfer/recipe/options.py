@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Final
 
 from deepinfer.recipe.checks import check_flag, check_text
-from deepinfer.recipe.conversation import Conversation, SpecialTokens
+from deepinfer.recipe.conversation import Conversation, SpecialTokens, ToolDefinition
 from deepinfer.recipe.failures import ConversionError
 
 MAX_OUTPUT_TOKENS: Final = 393216  # 384 Ki, the most that the model may answer (recipe.md 4.1)
@@ -208,6 +208,7 @@ class ParsingOptions:
         stop_sequences: texts that end the answer.
         special_tokens: spellings of the special tokens.
         lenient: repair malformed calls of known kinds; not in the wheel.
+        tools: those that may be called; their schemas help to repair calls. Not in the wheel.
     """
 
     __slots__ = (
@@ -218,6 +219,7 @@ class ParsingOptions:
         "parse_tool_calls",
         "starts_in_tool_calls",
         "thinking_initial_stage",
+        "tools",
     )
 
     def __init__(
@@ -230,6 +232,7 @@ class ParsingOptions:
         stop_sequences: Sequence[str] | None = None,
         special_tokens: SpecialTokens | None = None,
         lenient: bool = False,
+        tools: Sequence[ToolDefinition] = (),
     ) -> None:
         self.parse_tool_calls = parse_tool_calls
         self.starts_in_tool_calls = starts_in_tool_calls
@@ -238,6 +241,7 @@ class ParsingOptions:
         self.stop_sequences = () if stop_sequences is None else stop_sequences
         self.special_tokens = SpecialTokens() if special_tokens is None else special_tokens
         self.lenient = lenient
+        self.tools = tuple(tools)
 
     @property
     def stop_sequences(self) -> list[str]:

@@ -196,16 +196,18 @@ def test_a_bug_ends_the_engine_loudly(model, monkeypatch):
 
 
 def test_a_prompt_that_came_before_is_not_computed_again_and_answers_the_same(model):
-    prompt = {"prompt_token_ids": list(range(10, 310))}
+    prompt: Any = {"prompt_token_ids": list(range(10, 310))}
+    mine: Any = {**prompt, "cache_salt": "mine"}
+    empty: Any = {**prompt, "cache_salt": ""}
     options = {**SMALL, "max_model_len": 400}
     plain = LLM(model, **options, enable_prefix_caching=False)
     expected = plain.generate(prompt, SHORT, use_tqdm=False)[0].outputs
     with LLM(model, **options) as engine:
         first, second = (engine.generate(prompt, SHORT, use_tqdm=False)[0] for _ in range(2))
-        salted = engine.generate({**prompt, "cache_salt": "mine"}, SHORT, use_tqdm=False)[0]
+        salted = engine.generate(mine, SHORT, use_tqdm=False)[0]
         engine.reset_prefix_cache()
         fresh = engine.generate(prompt, SHORT, use_tqdm=False)[0]
-        refused = engine.generate({**prompt, "cache_salt": ""}, SHORT, use_tqdm=False)[0]
+        refused = engine.generate(empty, SHORT, use_tqdm=False)[0]
     assert [o.num_cached_tokens for o in (first, second, salted, fresh)] == [0, 128, 0, 0]
     assert all(o.outputs == expected for o in (first, second, salted, fresh))
     assert "cache_salt" in (refused.error or "")

@@ -84,6 +84,7 @@ def _wheel_generator(wheel: Any, setting: Setting) -> tuple[Any, Any]:
             {"type": "function", **function},
             {"type": "namespace", "name": "N", "description": "D", "tools": [member]},
             {"type": "custom", "name": "apply_patch"},
+            {"type": "tool_search", "execution": "client", "parameters": _FUNCTION},
         ]
         effort = {"effort": "high" if setting.thinking else "none"}
         body = {"model": MODEL, "input": "hi", "reasoning": effort, "tools": tools}
@@ -106,6 +107,7 @@ def _our_generator(setting: Setting) -> Any:
         setting.thinking,
         namespace_tool_map={"N::m": ("N", "m")},
         custom_tools={"apply_patch"},
+        search_tools={"tool_search"},
     )
 
 
@@ -253,7 +255,7 @@ def right_outputs(draw: st.DrawFn, thinking: bool) -> str:
             parameter(name, value, string, space)
             for name, (string, value) in zip(names, values, strict=False)
         ]
-        tool = draw(st.sampled_from(["f", "g", "N::m", "apply_patch", "x y"]))
+        tool = draw(st.sampled_from(["f", "g", "N::m", "apply_patch", "tool_search", "x y"]))
         invokes.append(invoke(tool, *parts, space=space))
     calls = block(*invokes, wrapper=" calls" if space else "tool_calls")
     if draw(st.booleans()):

@@ -29,6 +29,7 @@ from tests.recipe.conversations import CONVERSATIONS, JSON, build
 from tests.recipe.oracle import outcome, wheel
 
 HALF = "\ud800"  # of a surrogate pair
+IMAGE = BytesImageSource(b"x")
 
 # Arguments that somebody could mean, right and wrong; both modules must accept and refuse the same.
 CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -193,12 +194,33 @@ def test_a_schema_of_too_many_levels_is_refused_as_by_the_wheel():
     st.lists(st.sampled_from(["<i>", "a", "<i", ">"]), max_size=8).map("".join), st.integers(0, 3)
 )
 def test_placeholders_are_the_first_places_of_the_token(text, count):
-    images = [BytesImageSource(b"x")] * count
+    images = [IMAGE] * count
     message = ToolMessage(text, image_sources=images, image_token="<i>")
     assert len(message.placeholders) == min(count, text.count("<i>"))
     assert all(text[a:b] == "<i>" for a, b in message.placeholders)
     rest = text[message.placeholders[-1][1] :] if message.placeholders else text
     assert text.count("<i>") == len(message.placeholders) + rest.count("<i>")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda places: UserMessage("a<｜image｜>b", [IMAGE, IMAGE], placeholders=places),
+        lambda places: SystemMessage("a<｜image｜>b", [IMAGE, IMAGE], placeholders=places),
+        lambda places: ToolMessage("a<｜image｜>b", "1", [IMAGE, IMAGE], placeholders=places),
+    ],
+)
+def test_placeholders_can_be_given_instead_of_searched(make):
+    assert make([]).placeholders == []
+    assert make(((0, 1), (10, 11))).placeholders == [(0, 1), (10, 11)]
+    assert make(None).placeholders == [(1, 10)]
+    for wrong in ([(1, 0)], [(1, 12)], [(-1, 1)], [(2, 3), (1, 2)], [(0, 2), (1, 3)]):
+        with pytest.raises(ValueError, match="is not an ascending range"):
+            make(wrong)
+    with pytest.raises(ValueError, match="3 placeholders for 2 images"):
+        make([(0, 1), (1, 2), (2, 3)])
+    with pytest.raises(ValueError, match="not both"):
+        UserMessage("a", [IMAGE], image_token="a", placeholders=[(0, 1)])
 
 
 def test_base_classes_are_not_made():

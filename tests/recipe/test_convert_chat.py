@@ -15,6 +15,7 @@ from deepinfer.recipe import (
     DeepseekV41Encoding,
     ModelVersion,
     ReasoningContentBehavior,
+    SpecialTokens,
     ThinkingInitialStage,
 )
 from deepinfer.recipe.failures import BodyError
@@ -180,6 +181,18 @@ def test_a_typed_image_token_is_no_image():
     (message,) = request.conversation.messages
     ((start, end),) = message.placeholders
     assert (start, message.content[start:end]) == (len("<｜image｜> before\n\n"), "<｜image｜>")
+
+
+def test_an_image_token_without_a_spelling_leaves_the_image_with_its_message():
+    tokens = SpecialTokens(image="")
+    image = {"type": "image_url", "image_url": {"url": "http://host/a.png"}}
+    request = ChatCompletionRequest(
+        {"model": MODEL, "messages": [{"role": "user", "content": [image]}]}
+    ).convert(ConversionOptions().with_special_tokens(tokens))
+    (message,) = request.conversation.messages
+    assert (message.content, len(message.image_sources)) == ("", 1)
+    encoding = DeepseekV41Encoding().with_special_tokens(tokens)
+    assert len(encoding.render_conversation(request.conversation).image_sources) == 1
 
 
 def test_a_pattern_that_does_not_compile_is_named_itself():

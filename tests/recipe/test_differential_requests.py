@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -64,13 +65,10 @@ def conversion_options(module: Any, wished: dict[str, Any]) -> Any:
 
 
 def first_events(module: Any, request: Any, generator: Any) -> Any:
-    """What the client is told when the answer begins; in Responses that repeats the settings.
-
-    Whether a chat chunk says that usage is null is left to the tests of events.
-    """
+    """What the client is told when the answer begins; in Responses that repeats the settings."""
     processor = module.StreamProcessor(generator, request.parsing_options)
     events = processor.push(module.InferenceChunk.ready())
-    return [TIMES.sub("0", event.to_json()).replace(',"usage":null}', "}") for event in events]
+    return [TIMES.sub("0", event.to_json()) for event in events]
 
 
 def described(module: Any, request: Any) -> Outcome:
@@ -232,7 +230,9 @@ def test_few_requests_differ_on_purpose_and_all_outcomes_occur():
 
 
 @pytest.mark.slow
-def test_twenty_thousand_requests_are_converted_as_by_the_wheel():
+def test_twenty_thousand_requests_are_converted_as_by_the_wheel(capsys):
     count = 20_000
     found = Counter(compare(draw_case(random.Random(f"{SEED}/{i}"))) for i in range(count))
+    with capsys.disabled():
+        sys.stdout.write(f"\nseed {SEED}, {count} requests, differences on purpose: {found}\n")
     assert found.total() - found[None] <= MOST_FILTERED * count, found

@@ -337,3 +337,11 @@ def test_results_follow_the_order_of_their_calls(order):
     text = prompt("V41", messages)
     shown = [piece[0] for piece in text.split("<tool_result>")[1:]]
     assert shown == sorted(order)
+
+
+def test_results_behind_an_answer_without_calls_follow_the_order_of_the_calls_before_it():
+    calls = [ToolCall("1", "f", "{}"), ToolCall("2", "f", "{}")]
+    answers = [AssistantMessage("", tool_calls=calls), AssistantMessage("wait")]
+    results = [ToolMessage("second", "2"), ToolMessage("first", "1")]
+    text = prompt("V41", [*HELLO, *answers, *results], thinking_mode=False)
+    assert text.index("first") < text.index("second")

@@ -28,10 +28,20 @@ from deepinfer.recipe import (
 from deepinfer.recipe.events import sse_comment, sse_done, sse_frame
 from deepinfer.recipe.events.calls import CallIds
 from deepinfer.recipe.events.items import CustomInput
-from deepinfer.recipe.events.wire import compact, normalised, number, single
+from deepinfer.recipe.events.wire import normalised, single
+from deepinfer.recipe.json_text import compact, short_float
 from tests.recipe import outputs
 from tests.recipe.oracle import wheel
-from tests.recipe.outputs import PROTOCOLS, Setting, block, cut, invoke, parameter, tell
+from tests.recipe.outputs import (
+    MODEL,
+    PROTOCOLS,
+    Setting,
+    block,
+    cut,
+    invoke,
+    parameter,
+    tell,
+)
 
 RESPONSES = (ChatCompletionResponse, ResponsesResponse, MessagesResponse)
 NAMES = ("ChatCompletionResponse", "ResponsesResponse", "MessagesResponse")
@@ -49,7 +59,7 @@ def run(generator, *texts, finish="Stop", **options):
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_read_back(value):
-    assert float(number(value)) == value
+    assert float(short_float(value)) == value
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -73,7 +83,7 @@ def test_single_precision_numbers_read_back_and_are_shortest(value):
     ],
 )
 def test_numbers_are_written_as_by_the_wheel(value, text):
-    assert number(value) == text
+    assert short_float(value) == text
 
 
 @given(st.floats(1e-12, 1e20) | st.floats(-1e20, -1e-12) | st.integers(-(2**70), 2**70))
@@ -232,6 +242,19 @@ def test_events_are_framed_for_the_wire():
     assert sse_comment("keep-alive") == ": keep-alive\n\n"
 
 
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_chunks_say_that_usage_is_null_where_the_request_asked_for_usage(asked):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    if asked is not None:
+        body["stream_options"] = {"include_usage": asked}
+    request = recipe.ChatCompletionRequest(body)
+    converted = request.convert(recipe.ConversionOptions())
+    generator = request.chunk_generator(converted, "id", "m")
+    *chunks, last = [json.loads(event.to_json()) for event in run(generator, "r</think>a")]
+    assert all(("usage" in chunk) == (asked is True) for chunk in chunks)
+    assert last["usage"]["completion_tokens"] == 1
+
+
 # Messages.
 
 
@@ -282,6 +305,27 @@ def test_functions_of_namespaces_are_told_apart():
     events = [json.loads(e.to_json()) for e in run(generator, block(invoke("N::m")))]
     item = next(e for e in events if e["type"] == "response.output_item.added")["item"]
     assert (item["name"], item["namespace"]) == ("m", "N")
+
+
+@pytest.mark.parametrize(
+    ("value", "finish", "status", "arguments"),
+    [
+        ("3", "Stop", "completed", {"query": "a b", "limit": 3}),
+        ("3", "Length", "incomplete", {}),
+        ("three", "Stop", "incomplete", {}),
+    ],
+)
+def test_a_search_for_tools_is_told_as_a_whole(value, finish, status, arguments):
+    call = invoke("tool_search", parameter("query", "a b"), parameter("limit", value, "false"))
+    told = tell(recipe, Setting("responses", False, finish), cut(block(call), 5))
+    events = [json.loads(event) for event in told.events]
+    items = [event["item"] for event in events if "item" in event]
+    assert [item["arguments"] for item in items] == [{}, arguments]
+    assert [item["status"] for item in items] == ["in_progress", status]
+    assert not any("delta" in event for event in events)
+    (item,) = json.loads(told.response)["output"]
+    assert item == items[-1]
+    assert (item["type"], item["execution"]) == ("tool_search_call", "client")
 
 
 @given(st.text(max_size=30), st.integers(1, 9))

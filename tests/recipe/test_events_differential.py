@@ -195,6 +195,22 @@ def test_tokens_in_batches_give_the_texts_of_single_tokens(tokenizers, data, set
     assert many == one
 
 
+@given(st.lists(st.sampled_from([175, 243, 225, 30, 67, 128803, 128822, 1]), max_size=8))
+def test_a_special_token_that_cuts_a_character_changes_only_the_pieces(oracle, tokenizers, ids):
+    # The wheel tells what is left of the character and the token apart, we in one delta.
+    chunks = [([each], None) for each in [*ids, 67]]
+    theirs = tell(oracle, Setting(), chunks, tokenizers[0])
+    told = tell(recipe, Setting(), chunks, tokenizers[1])
+    assert message(told) == message(theirs)
+    assert usage_but_reasoning(told) == usage_but_reasoning(theirs)
+
+
+def usage_but_reasoning(told) -> dict[str, int]:
+    usage = json.loads(told.response)["usage"]
+    del usage["completion_tokens_details"]
+    return usage
+
+
 def test_marks_written_with_ordinary_tokens_are_text(oracle, tokenizers):
     plain = tokenizers[1]._plain.encode
     spelt = "a</think>b<｜DSML｜ calls>"

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.recipe import ParsingOptions, ThinkingInitialStage
+from deepinfer.recipe import (
+    ChatCompletionRequest,
+    ConversionOptions,
+    ParsingOptions,
+    ThinkingInitialStage,
+    ToolDefinition,
+)
 from deepinfer.recipe.parse import Label, OutputParser
 from tests.recipe import outputs
 from tests.recipe.outputs import block, cut, invoke, one_call, parameter
@@ -86,6 +92,65 @@ MALFORMED = {
 @pytest.mark.parametrize(("text", "calls"), MALFORMED.values(), ids=MALFORMED)
 def test_malformed_calls_are_repaired(text, calls, size):
     assert parse(cut(f"r</think>c\n\n{text}", size)) == ("r", "c", calls)
+
+
+TYPED = {
+    "path": {"type": "string"},
+    "count": {"type": "integer"},
+    "both": {"type": ["string", "number"]},
+    "list": {"type": "array"},
+    "any": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "arguments"),
+    [
+        ([("arguments", '{"path": "/x"}', "false")], {"path": "/x"}),
+        ([("arguments", '{"path": "/x"}', "true")], {"path": "/x"}),
+        ([("input", '{"path": "/x"}', "false")], {"path": "/x"}),
+        ([("input", "[1]", "false")], {"input": [1]}),
+        ([("input", "{}", "false"), ("path", "x", "true")], {"input": {}, "path": "x"}),
+        ([("path", "5", "false"), ("count", "5", "true")], {"path": "5", "count": 5}),
+        ([("path", '"x"', "false")], {"path": "x"}),
+        ([("path", "{}", "true"), ("any", "5", "true")], {"path": "{}", "any": "5"}),
+        ([("count", "five", "true"), ("any", "5", "false")], {"count": "five", "any": 5}),
+        ([("count", "5.0", "true"), ("count", "5.5", "false")], {"count": 5.5}),
+        ([("both", "5", "true"), ("list", "[1, 2]", "true")], {"both": "5", "list": [1, 2]}),
+        ([("count", "true", "true"), ("list", "null", "true")], {"count": "true", "list": "null"}),
+    ],
+)
+def test_schemas_of_known_tools_help(pieces, arguments):
+    tools = [ToolDefinition("f", parameters={"type": "object", "properties": TYPED})]
+    text = block(invoke("f", *(parameter(*piece) for piece in pieces)))
+    assert parse([f"</think>{text}"], tools=tools)[2] == [("f", arguments)]
+
+
+@pytest.mark.parametrize("name", ["arguments", "input"])
+def test_a_parameter_that_the_tool_has_is_not_unwrapped(name):
+    text = block(invoke("f", parameter(name, '{"a": 1}', "false")))
+    schema = {"type": "object", "properties": {name: {"type": "object"}}}
+    tools = [ToolDefinition("f", parameters=schema)]
+    assert parse([f"</think>{text}"], tools=tools)[2] == [("f", {name: {"a": 1}})]
+    others = [ToolDefinition("g", parameters=schema)]
+    unknown = {"a": 1} if name == "arguments" else {name: {"a": 1}}
+    assert parse([f"</think>{text}"], tools=others)[2] == [("f", unknown)]
+
+
+@pytest.mark.parametrize("schema", [None, True, {}, {"properties": []}, {"properties": {"a": 1}}])
+def test_odd_schemas_repair_nothing(schema):
+    text = block(invoke("f", parameter("a", "5", "false")))
+    tools = [ToolDefinition("f", parameters=schema)]
+    assert parse([f"</think>{text}"], tools=tools)[2] == [("f", {"a": 5})]
+
+
+def test_conversion_tells_the_parser_of_the_tools():
+    function = {"name": "f", "parameters": {"type": "object", "properties": TYPED}}
+    body = {"model": outputs.MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    body["tools"] = [{"type": "function", "function": function}]
+    request = ChatCompletionRequest(body).convert(ConversionOptions())
+    assert [tool.name for tool in request.parsing_options.tools] == ["f"]
+    assert not request.parsing_options.lenient
 
 
 @pytest.mark.parametrize("text", [MALFORMED["ascii bars"][0], MALFORMED["no token"][0]])

@@ -199,6 +199,58 @@ def test_a_mark_that_opens_no_call_is_text(text, size):
     assert parse(cut(text + "</think>x", size), thinking())[:2] == (expected.rstrip("\n"), "x")
 
 
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "stop", "content"),
+    [
+        ("a <｜DSML｜ is b", "｜ is", "a <｜DSML"),
+        ("a <｜DSML｜ is b", " is", "a <｜DSML｜"),
+        ("a <｜DSML｜ is b", "｜ is not", "a <｜DSML｜ is b"),
+        ("a <｜DSML｜<｜DSML｜ is", "｜<｜D", "a <｜DSML"),
+        ("a\n<｜DSML｜ is b", "SML", "a\n<｜D"),
+        (block("x") + "y z", ">y", block("x")[:-1]),
+        # A mark is complete before a stop sequence that goes on behind it; so says the wheel.
+        ("a <｜DSML｜ is b", "a <｜DSML｜ is", "a <｜DSML｜ is b"),
+    ],
+)
+def test_a_stop_sequence_may_begin_in_a_mark_that_is_prose(text, stop, content, size):
+    told = parse(cut(text, size), ParsingOptions(stop_sequences=[stop]))
+    assert told == ("", content, [], "" if content == text else stop)
+
+
+@given(
+    st.data(),
+    outputs.broken_outputs(),
+    st.lists(
+        st.sampled_from(["｜i", "｜ ", "L｜<", ">\n<", "｜</", ">h", "{"]), min_size=1, max_size=2
+    ),
+    st.booleans(),
+)
+def test_stop_sequences_in_prose_are_found_however_it_is_cut(data, text, stops, lenient):
+    options = ParsingOptions(stop_sequences=stops, lenient=lenient)
+    whole = parse([text], options)
+    assert parse(data.draw(outputs.cuts(text)), options) == whole
+    assert parse(cut(text, 1), options) == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["a <｜DSML｜ is b\n", "a <｜DSML｜hello</｜DSML｜x\n\n", "a<｜DSML｜\n"]
+)
+def test_newlines_at_the_end_of_prose_about_the_mark_are_kept(text):
+    for size in (1, 3, 1000):
+        assert parse(cut(text, size), thinking())[0] == text
+        assert parse(cut(f"</think>{text}", size), thinking())[1] == text
+
+
+def test_half_a_stop_sequence_in_prose_hides_no_call():
+    options = ParsingOptions(stop_sequences=["｜ is: <｜DSML｜ calls>\n?"])
+    text = f"a <｜DSML｜ is: {one_call()}"
+    for size in (1, 5, 1000):
+        assert parse(cut(text, size), options) == ("", "a <｜DSML｜ is: ", CALLED, "")
+    half = "a <｜DSML｜ is: <｜DSML"
+    assert parse(cut(half, 1), options) == ("", half, [], "")
+
+
 def test_prose_about_the_mark_streams_on():
     parser = OutputParser(ParsingOptions())
     shown = "".join(span.text for span in parser.feed("A <｜DSML｜ is a token and so on"))

@@ -22,7 +22,7 @@ def answer(chunks, setting=PLAIN, **options):
 
 
 @pytest.mark.parametrize("wrapper", [" calls", "tool_calls"])
-def test_1_and_12_a_block_cut_within_its_mark_leaves_nothing_in_content(wrapper):
+def test_1_and_12_a_block_cut_within_its_mark_leaves_no_text(wrapper):
     text = "hi\n\n" + one_call(wrapper=wrapper)
     for first in range(1, len(text)):
         for second in range(first + 1, min(first + 12, len(text))):

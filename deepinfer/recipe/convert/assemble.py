@@ -85,6 +85,7 @@ def assemble(parts: Parts, options: ConversionOptions) -> ConversationRequest:
         thinking_initial_stage=_initial_stage(last) if parts.thinking and not plain else None,
         stop_sequences=parts.stops,
         special_tokens=options.special_tokens,
+        tools=parts.tool_set.tools,
     )
     return ConversationRequest(
         conversation,

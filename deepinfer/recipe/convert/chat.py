@@ -17,7 +17,7 @@ from deepinfer.recipe.conversation import (
 )
 from deepinfer.recipe.convert import images, sampling
 from deepinfer.recipe.convert.assemble import Parts, assemble
-from deepinfer.recipe.convert.body import RequestBody, read_body
+from deepinfer.recipe.convert.body import ProtocolRequest, RequestBody
 from deepinfer.recipe.convert.chat_body import (
     Call,
     ChatBody,
@@ -28,7 +28,6 @@ from deepinfer.recipe.convert.chat_body import (
     TextPart,
     read_chat,
 )
-from deepinfer.recipe.convert.consumable import Consumable
 from deepinfer.recipe.convert.content import UNSUPPORTED_IMAGE, Content, joined, sees_images
 from deepinfer.recipe.convert.formats import TEXT, AnswerFormat, answer_constraint, says_json
 from deepinfer.recipe.convert.thinking import resolve_thinking, settle_reasoning
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from deepinfer.recipe.events.chat import ChatCompletionChunkGenerator
 
 
-class ChatCompletionRequest:
+class ChatCompletionRequest(ProtocolRequest[ChatBody]):
     """A Chat Completions request. Conversion uses it up, also when it fails.
 
     Args:
@@ -58,15 +57,10 @@ class ChatCompletionRequest:
         TypeError, ValueError, OverflowError: a dictionary holds what JSON cannot.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ()
 
     def __init__(self, body: RequestBody) -> None:
-        self._body = Consumable(read_body(body, read_chat))
-
-    @property
-    def model(self) -> str:
-        """The model that is asked for. Read it before conversion."""
-        return self._body.value.model
+        super().__init__(body, read_chat)
 
     def convert(
         self, options: ConversionOptions, *, allow_n: bool = False, allow_tasks: bool = False
@@ -83,7 +77,7 @@ class ChatCompletionRequest:
             ConversionError: the request asks for what cannot be.
             RuntimeError: it was converted before.
         """
-        return _convert(self._body.take(), options, allow_n, allow_tasks)
+        return _convert(self._take(), options, allow_n, allow_tasks)
 
     @staticmethod
     def chunk_generator(
@@ -98,6 +92,7 @@ class ChatCompletionRequest:
             model,
             request.conversation.thinking_mode,
             starts_in_content=stage is ThinkingInitialStage.ContentContinuation,
+            usage_in_every_chunk=request.usage_in_every_chunk,
         )
 
 

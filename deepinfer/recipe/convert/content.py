@@ -5,9 +5,8 @@ It does not know how protocols write their parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from deepinfer.recipe.conversation import (
     ImageSource,
@@ -20,7 +19,6 @@ from deepinfer.recipe.conversation import (
 )
 from deepinfer.recipe.options import ModelVersion
 
-T = TypeVar("T", bound=Message)
 PART_SEPARATOR = "\n\n"
 # What stands in prompts of V4 for an image, whatever it is.
 UNSUPPORTED_IMAGE = "[Unsupported Image]"
@@ -36,26 +34,20 @@ class Content:
 
     def as_user(self, task: Task | None = None) -> Message:
         """The content as what a user says, with a quick instruction if there is one."""
-        return placed(UserMessage(self.text, self.sources, task=task), self.places)
+        return UserMessage(self.text, self.sources, placeholders=self.places, task=task)
 
     def as_tool(self, call_id: str | None) -> Message:
         """The content as the result of a call."""
-        return placed(ToolMessage(self.text, call_id, self.sources), self.places)
+        return ToolMessage(self.text, call_id, self.sources, placeholders=self.places)
 
     def as_system(self, tools: list[ToolDefinition] | None = None) -> Message:
         """The content as instructions, which may bring tools."""
-        return placed(SystemMessage(self.text, self.sources, tools), self.places)
+        return SystemMessage(self.text, self.sources, tools, placeholders=self.places)
 
 
 def sees_images(version: ModelVersion) -> bool:
     """Whether the model can be shown images."""
     return version is ModelVersion.DeepseekV41Flash
-
-
-def placed(message: T, places: Sequence[tuple[int, int]]) -> T:
-    """The message with its images where they are, which a search of its text may not find."""
-    object.__setattr__(message, "_placeholders", list(places))
-    return message
 
 
 def joined(parts: Iterable[str | ImageSource], image_token: str) -> Content:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from deepinfer.recipe.conversation import Message
 from deepinfer.recipe.convert import sampling
 from deepinfer.recipe.convert.assemble import Parts, assemble
-from deepinfer.recipe.convert.body import RequestBody, read_body
-from deepinfer.recipe.convert.consumable import Consumable
+from deepinfer.recipe.convert.body import ProtocolRequest, RequestBody
 from deepinfer.recipe.convert.messages_body import (
     WEB_SEARCH,
     ClientTool,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from deepinfer.recipe.events.messages import MessagesChunkGenerator
 
 
-class MessagesRequest:
+class MessagesRequest(ProtocolRequest[MessagesBody]):
     """A Messages request. Conversion uses it up, also when it fails.
 
     Args:
@@ -53,15 +52,10 @@ class MessagesRequest:
         TypeError, ValueError, OverflowError: a dictionary holds what JSON cannot.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ()
 
     def __init__(self, body: RequestBody) -> None:
-        self._body = Consumable(read_body(body, read_messages))
-
-    @property
-    def model(self) -> str:
-        """The model that is asked for. Read it before conversion."""
-        return self._body.value.model
+        super().__init__(body, read_messages)
 
     def convert(self, options: ConversionOptions) -> ConversationRequest:
         """Make a conversation of the request.
@@ -70,7 +64,7 @@ class MessagesRequest:
             ConversionError: the request asks for what cannot be.
             RuntimeError: it was converted before.
         """
-        return _convert(self._body.take(), options)
+        return _convert(self._take(), options)
 
     @staticmethod
     def chunk_generator(

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from deepinfer.recipe.conversation import Message
 from deepinfer.recipe.convert import sampling
 from deepinfer.recipe.convert.assemble import Parts, assemble
-from deepinfer.recipe.convert.body import RequestBody, read_body
-from deepinfer.recipe.convert.consumable import Consumable
+from deepinfer.recipe.convert.body import ProtocolRequest, RequestBody
 from deepinfer.recipe.convert.formats import AnswerFormat, answer_constraint, says_json
 from deepinfer.recipe.convert.responses_body import ResponsesBody, read_responses
 from deepinfer.recipe.convert.responses_functions import (
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from deepinfer.recipe.events.responses import ResponsesChunkGenerator
 
 
-class ResponsesRequest:
+class ResponsesRequest(ProtocolRequest[ResponsesBody]):
     """A Responses request. Conversion uses it up, also when it fails.
 
     Args:
@@ -42,15 +41,10 @@ class ResponsesRequest:
         TypeError, ValueError, OverflowError: a dictionary holds what JSON cannot.
     """
 
-    __slots__ = ("_body",)
+    __slots__ = ()
 
     def __init__(self, body: RequestBody) -> None:
-        self._body = Consumable(read_body(body, read_responses))
-
-    @property
-    def model(self) -> str:
-        """The model that is asked for. Read it before conversion."""
-        return self._body.value.model
+        super().__init__(body, read_responses)
 
     def namespace_tool_map(self, options: ConversionOptions) -> dict[str, tuple[str, str]]:
         """Function names of the declared tools of namespaces. Read it before conversion.
@@ -61,7 +55,7 @@ class ResponsesRequest:
         Raises:
             ConversionError: the model is unknown or a declaration cannot be.
         """
-        body = self._body.value
+        body = self._look()
         tools = body.tools or []
         namer = Namer(sampling.model_version(body.model, options), tools)
         name_members(tools, "tools", namer)
@@ -71,7 +65,7 @@ class ResponsesRequest:
         """The settings that responses report. Read them before conversion."""
         from deepinfer.recipe.events.echo import ResponsesEcho
 
-        return ResponsesEcho(**_echo(self._body.value))
+        return ResponsesEcho(**_echo(self._look()))
 
     def convert(self, options: ConversionOptions) -> ConversationRequest:
         """Make a conversation of the request.
@@ -80,7 +74,7 @@ class ResponsesRequest:
             ConversionError: the request asks for what cannot be.
             RuntimeError: it was converted before.
         """
-        return _convert(self._body.take(), options)
+        return _convert(self._take(), options)
 
     @staticmethod
     def chunk_generator(
@@ -98,6 +92,7 @@ class ResponsesRequest:
             echo=ResponsesEcho(**settings.echo),
             namespace_tool_map=settings.namespace_tool_map,
             custom_tools=settings.custom_tools,
+            search_tools=settings.search_tools,
         )
 
 

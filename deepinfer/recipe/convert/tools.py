@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from deepinfer.recipe.conversation import Message, SystemMessage, ToolChoice, ToolDefinition
-from deepinfer.recipe.convert.content import placed
 from deepinfer.recipe.failures import ConversionError
 from deepinfer.recipe.json_schema import check_json_schema
 from deepinfer.recipe.json_text import compact
@@ -155,8 +154,8 @@ def keep_known_tools(messages: Sequence[Message], tool_set: ToolSet) -> list[Mes
             continue
         left = [known[tool.name] for tool in tools if tool.name in known]
         if left or message.content:
-            shortened = SystemMessage(message.content, message.image_sources, left)
-            kept.append(placed(shortened, message.placeholders))
+            images, places = message.image_sources, message.placeholders
+            kept.append(SystemMessage(message.content, images, left, placeholders=places))
     return kept
 
 

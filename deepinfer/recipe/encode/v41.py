@@ -95,7 +95,7 @@ def _write_body(
             writer.content(message)
         elif isinstance(message, AssistantMessage):
             _write_answer(writer, message, conversation, after_task=bool(last and task_of(last)))
-            calls = message.tool_calls or ()
+            calls = message.tool_calls or calls  # results may come behind an answer without calls
         last = message
     if turn:
         _write_turn(writer, turn, calls, conversation)

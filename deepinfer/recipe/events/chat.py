@@ -77,6 +77,8 @@ class ChatCompletionChunkGenerator:
         starts_in_content: the prompt ends within the answer (prefix completion).
         created: seconds since 1970; now when None.
         choice: index of the answer among the `n` that a request asked for.
+        usage_in_every_chunk: chunks before the last say that usage is null; in the wheel those of
+            a stream do so only if it was asked for (`stream_options.include_usage`).
         source: of the randomness in ids of tool calls.
     """
 
@@ -89,6 +91,7 @@ class ChatCompletionChunkGenerator:
         starts_in_content: bool = False,
         created: int | None = None,
         choice: int = 0,
+        usage_in_every_chunk: bool = True,
         source: random.Random | None = None,
     ) -> None:
         self.consumed = False
@@ -102,9 +105,10 @@ class ChatCompletionChunkGenerator:
         self._prefix = ""
         # What stands before and after the text of the most frequent deltas.
         self._content_end = ',"reasoning_content":null}' if thinking_mode else "}"
+        self._end = '],"usage":null}' if usage_in_every_chunk else "]}"
 
     def _wire(self, delta: str, logprobs: str = "null") -> str:
-        return f'{self._prefix}{delta},"logprobs":{logprobs},"finish_reason":null}}],"usage":null}}'
+        return f'{self._prefix}{delta},"logprobs":{logprobs},"finish_reason":null}}{self._end}'
 
     def start(
         self, prompt: PromptUsage, system_fingerprint: str | None

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepinfer.recipe.events.wire import compact, quote_or_null, single
+from deepinfer.recipe.events.wire import quote_or_null, single
+from deepinfer.recipe.json_text import compact
 
 
 def _no_reasoning() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Output items of Responses: reasoning, messages, function calls, calls of custom tools.
+"""Output items of Responses: reasoning, messages, calls of functions, custom and search tools.
 
 It does not know when an item begins or ends.
 """
@@ -10,7 +10,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from deepinfer.recipe.events.wire import quote
+from deepinfer.recipe.events.wire import normalised, quote
 
 _INPUT_START = '{"input": "'
 _STRING_BODY = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
@@ -45,6 +45,8 @@ class ItemKind(Enum):
         "response.custom_tool_call_input.done",
         "input",
     )
+    # A search is told as a whole, when it is complete.
+    SEARCH = Wording("tsc", "", "", "arguments")
 
 
 class Item:
@@ -103,6 +105,14 @@ class Item:
         response_id, call_id, name, namespace = self._names
         return Item(self.kind, response_id, self.index, call_id, name, namespace)
 
+    def settle(self, status: str) -> None:
+        """End the item; a search whose arguments are no JSON is incomplete and has none."""
+        self.status = status
+        if self.kind is ItemKind.SEARCH:
+            arguments = normalised(self.text)
+            self.pieces = [arguments or ""]
+            self.status = status if arguments else "incomplete"
+
     def part_json(self) -> str:
         """The content part of reasoning or a message."""
         if self.kind is ItemKind.REASONING:
@@ -124,6 +134,12 @@ class Item:
             )
         if self.kind is ItemKind.MESSAGE:
             return f'{{"type":"message",{head}"role":"assistant","phase":"{self.phase}",{content}}}'
+        if self.kind is ItemKind.SEARCH:
+            arguments = self.text if self.status == "completed" else "{}"
+            return (
+                f'{{"type":"tool_search_call",{head}"call_id":"{call_id}","execution":"client",'
+                f'"arguments":{arguments}}}'
+            )
         names = f'"call_id":"{call_id}","name":{quote(name)},'
         if namespace is not None:
             names += f'"namespace":{quote(namespace)},'

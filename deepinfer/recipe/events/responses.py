@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Set
+from copy import copy
+from dataclasses import replace
 
 from deepinfer.recipe.events.calls import CallIds
 from deepinfer.recipe.events.echo import ResponseFrame, ResponsesEcho
@@ -21,6 +23,7 @@ _INCOMPLETE = {
     InferenceFinishReason.ContentFilter: "content_filter",
 }
 _PART_KINDS = (ItemKind.REASONING, ItemKind.MESSAGE)
+_CALL_KINDS = (ItemKind.FUNCTION, ItemKind.CUSTOM, ItemKind.SEARCH)
 
 
 class ResponsesStreamEvent:
@@ -65,6 +68,7 @@ class ResponsesChunkGenerator:
         echo: settings that response objects repeat.
         namespace_tool_map: function name to (namespace, name in it).
         custom_tools: names of custom tools, whose input is text.
+        search_tools: names of tools that search for further tools.
         created: seconds since 1970; now when None.
         source: of the randomness in ids of tool calls.
     """
@@ -78,6 +82,7 @@ class ResponsesChunkGenerator:
         echo: ResponsesEcho | None = None,
         namespace_tool_map: Mapping[str, tuple[str, str]] | None = None,
         custom_tools: Set[str] = frozenset(),
+        search_tools: Set[str] = frozenset(),
         created: int | None = None,
         source: random.Random | None = None,
     ) -> None:
@@ -87,8 +92,10 @@ class ResponsesChunkGenerator:
         self._frame = ResponseFrame(id, model, moment, ResponsesEcho() if echo is None else echo)
         self._thinking = thinking_mode
         self._namespaces = dict(namespace_tool_map or {})
-        self._custom_tools = frozenset(custom_tools)
-        self._source = source
+        self._special_tools = {
+            **dict.fromkeys(custom_tools, ItemKind.CUSTOM),
+            **dict.fromkeys(search_tools, ItemKind.SEARCH),
+        }
         self._ids = CallIds(source)
         self._sequence = 0
         self._items: list[Item] = []
@@ -104,7 +111,9 @@ class ResponsesChunkGenerator:
         Raises:
             RuntimeError: this generator is already in use.
         """
-        return self._changed(self._frame.echo, namespace_tool_map)
+        changed = self._successor()
+        changed._namespaces = dict(namespace_tool_map)
+        return changed
 
     def with_echo(self, echo: ResponsesEcho) -> ResponsesChunkGenerator:
         """A generator whose response objects repeat these settings.
@@ -112,24 +121,16 @@ class ResponsesChunkGenerator:
         Raises:
             RuntimeError: this generator is already in use.
         """
-        return self._changed(echo, self._namespaces)
+        changed = self._successor()
+        changed._frame = replace(self._frame, echo=echo)
+        return changed
 
-    def _changed(
-        self, echo: ResponsesEcho, namespaces: Mapping[str, tuple[str, str]]
-    ) -> ResponsesChunkGenerator:
+    def _successor(self) -> ResponsesChunkGenerator:
         if self.consumed:
             raise RuntimeError("chunk generator has been consumed")
+        successor = copy(self)
         self.consumed = True
-        return ResponsesChunkGenerator(
-            self._frame.id,
-            self._frame.model,
-            self._thinking,
-            echo=echo,
-            namespace_tool_map=namespaces,
-            custom_tools=self._custom_tools,
-            created=self._frame.created,
-            source=self._source,
-        )
+        return successor
 
     def _event(self, name: str, body: str, tail: str = "") -> str:
         json = f'{{"type":"{name}",{body},"sequence_number":{self._sequence}{tail}}}'
@@ -175,10 +176,11 @@ class ResponsesChunkGenerator:
             if held:
                 events.append(self._delta(item, held))
         self._open = None
-        item.status = status
-        if follower in (ItemKind.FUNCTION, ItemKind.CUSTOM):
+        item.settle(status)
+        if follower in _CALL_KINDS:
             item.phase = "commentary"
-        events.append(self._text_done(item))
+        if item.kind is not ItemKind.SEARCH:
+            events.append(self._text_done(item))
         if item.kind in _PART_KINDS:
             name = "response.content_part.done"
             body = f'{self._place(item, True)},"part":{item.part_json()}'
@@ -242,18 +244,20 @@ class ResponsesChunkGenerator:
     def call(self, name: str) -> list[ResponsesStreamEvent]:
         """A tool call begins."""
         call_id = self._ids.next(self._thinking and not self._reasoned)
-        custom = name in self._custom_tools
         namespace, local = self._namespaces.get(name, (None, name))
-        kind = ItemKind.CUSTOM if custom else ItemKind.FUNCTION
+        kind = self._special_tools.get(name, ItemKind.FUNCTION)
         item = Item(kind, self._frame.id, len(self._items), call_id, local, namespace)
         events = self._begin(item)
-        self._input = CustomInput() if custom else None
+        self._input = CustomInput() if kind is ItemKind.CUSTOM else None
         return events
 
     def arguments(self, text: str) -> list[ResponsesStreamEvent]:
         """A piece of the arguments of the call that began last."""
         item = self._open
         assert item is not None
+        if item.kind is ItemKind.SEARCH:
+            item.pieces.append(text)
+            return []
         if self._input is not None:
             text = self._input.feed(text)
         return [self._delta(item, text)] if text else []
@@ -324,6 +328,7 @@ class ResponsesResponse:
         elif chunk.item is not None:
             self._items[-1].status = chunk.item.status
             self._items[-1].phase = chunk.item.phase
+            self._items[-1].pieces = list(chunk.item.pieces)  # of searches none came before
 
     def to_json(self) -> str:
         """The response as it stands."""

@@ -11,29 +11,16 @@ be no block of calls is given back.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from enum import Enum, auto
-from typing import TypeAlias
 
 from deepinfer.recipe.parse.match import Literals
 from deepinfer.recipe.parse.opening import Opening
 from deepinfer.recipe.parse.spans import Label, Span
-
-_Stage: TypeAlias = Callable[[str, int, list[Span]], int]
+from deepinfer.recipe.parse.staged import Outcome, StagedReader
 
 _NAME_END = re.compile(r'["\n]')
 
 
-class Outcome(Enum):
-    """How far a block is."""
-
-    OPEN = auto()
-    CLOSED = auto()  # its end tag was read
-    NO_BLOCK = auto()  # the marker is prose
-    NO_CALLS = auto()  # it ended, and held text but no call
-
-
-class BlockReader:
+class BlockReader(StagedReader):
     """One block of tool calls.
 
     Args:
@@ -43,42 +30,23 @@ class BlockReader:
     resumes = False  # after the block the answer is over
 
     def __init__(self, dsml: str) -> None:
-        self.markers = [f"<{dsml}"]
+        super().__init__([f"<{dsml}"])
         self._opening = Opening(dsml)
         closing = [f"</{dsml}tool_calls>", f"</{dsml} calls>"]
         self._between_literals = Literals(['invoke name="', *closing])
         self._argument_literals = Literals(["parameter name=", f"</{dsml}"])
         self._type_literals = Literals(['true">', 'false">'])
         self._value_literals = Literals([f"</{dsml}"])
-        self.outcome = Outcome.OPEN
-        self.called = False
-        self._raw: list[str] = []
         self._name: list[str] = []
         self._first = True
         self._value_label = Label.STRING
-        self._stage: _Stage = self._candidate
 
     def open(self, marker: str) -> None:
-        """Start after the marker; `marker` is the source text up to here."""
+        """Start after the marker; whether it opens a block is still open."""
         self.outcome, self._raw, self._stage = Outcome.OPEN, [marker], self._candidate
 
-    def open_inside(self) -> None:
-        """Start in a block that the prompt has opened."""
-        self._stage = self._between
-
-    def read(self, text: str, start: int, out: list[Span]) -> int:
-        """Read on from `start` and append spans; returns where the unread text starts."""
-        size = len(text)
-        while start < size and self.outcome is Outcome.OPEN:
-            stage = self._stage
-            end = stage(text, start, out)
-            if end == start and self._stage is stage:
-                break
-            start = end
-        return start
-
     def finish(self, held: str, truncated: bool, out: list[Span]) -> None:
-        """The output ended while `held` was unread; see `outcome` and `raw` for what is left."""
+        """The output ended; a begun value is given out, an opening cut off is markup."""
         if self._stage == self._value:
             out.append(Span(self._value_label, held, len(held)))
         elif self.called:
@@ -89,14 +57,6 @@ class BlockReader:
                 self._forget(out)
             else:
                 self.outcome = Outcome.NO_CALLS
-
-    def raw(self) -> str:
-        """The source text of what turned out to be no block."""
-        return "".join(self._raw)
-
-    def _forget(self, out: list[Span]) -> None:
-        out.append(Span(Label.SKIP, "", sum(map(len, self._raw))))
-        self._raw = []
 
     def _skip(self, piece: str, out: list[Span]) -> None:
         if self.called:

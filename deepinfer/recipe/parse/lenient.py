@@ -9,16 +9,14 @@ and several blocks are understood. A call is told when it is complete, not while
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
-from deepinfer.recipe.parse.block import Outcome
+from deepinfer.recipe.conversation import ToolDefinition
 from deepinfer.recipe.parse.match import Literals
 from deepinfer.recipe.parse.opening import Opening
-from deepinfer.recipe.parse.repair import Repair
+from deepinfer.recipe.parse.repair import Fields, Repair, fields_of
 from deepinfer.recipe.parse.spans import Label, Span
-
-_Stage: TypeAlias = Callable[[str, int, list[Span]], int]
+from deepinfer.recipe.parse.staged import Outcome, StagedReader
 
 _ASCII_BARS = "|DSML|"
 _INVOKE = "invoke name"
@@ -30,7 +28,7 @@ _BLANK = re.compile(r"\s{0,16}")
 class _Style:
     """The tags with one spelling of the token; an empty one for tags without it."""
 
-    def __init__(self, tag: str) -> None:
+    def __init__(self, tag: str, tools: Mapping[str, Fields]) -> None:
         spaces = ("", " ") if tag else ("",)
         self.wrappers = [] if tag else [f"<{name}>" for name in _WRAPPERS]
         self.invokes = [f"<{tag}{space}{_INVOKE}" for space in spaces]
@@ -38,39 +36,37 @@ class _Style:
         names = (*_WRAPPERS, "calls") if tag else _WRAPPERS
         self.closing = [f"</{tag}{space}{name}>" for space in spaces for name in names]
         self.body = Literals(self.finished + self.closing + self.invokes)
-        self.repair = Repair(tag)
+        self.repair = Repair(tag, tools)
 
 
-class LenientReader:
+class LenientReader(StagedReader):
     """Blocks of tool calls, read leniently.
 
     Args:
         dsml: the spelling of the DSML token, without brackets.
+        tools: those that may be called.
     """
 
     resumes = True  # after a block the answer goes on
 
-    def __init__(self, dsml: str) -> None:
+    def __init__(self, dsml: str, tools: Sequence[ToolDefinition] = ()) -> None:
         tags = (dsml, _ASCII_BARS, "")
-        self._styles = [_Style(tag) for tag in tags]
+        known = {tool.name: fields_of(tool) for tool in tools}
+        self._styles = [_Style(tag, known) for tag in tags]
         self._closing = [end for style in self._styles for end in style.closing]
         self._invokes = [start for style in self._styles for start in style.invokes]
         self._of_invoke = [style for style in self._styles for _ in style.invokes]
         self._between_literals = Literals(self._closing + self._invokes)
         self._openings = {f"<{tag}": Opening(tag) for tag in tags if tag}
         bare = self._styles[-1]
-        self.markers = [*self._openings, *bare.invokes, *bare.wrappers]
-        self.outcome = Outcome.OPEN
-        self.called = False
+        super().__init__([*self._openings, *bare.invokes, *bare.wrappers])
         self._opening: Opening | None = None
         self._style = bare
         self._wrapped = True
-        self._raw: list[str] = []
         self._body: list[str] = []
-        self._stage: _Stage = self._candidate
 
     def open(self, marker: str) -> None:
-        """Start after the marker; `marker` is the source text up to here."""
+        """Start after the marker, which may be that of a call without a block."""
         self.outcome, self.called, self._raw = Outcome.OPEN, False, [marker]
         literal = marker.lstrip("\n")
         self._opening = self._openings.get(literal)
@@ -79,23 +75,8 @@ class LenientReader:
         if not self._wrapped:
             self._begin_call(self._invokes.index(literal))
 
-    def open_inside(self) -> None:
-        """Start in a block that the prompt has opened."""
-        self._stage = self._between
-
-    def read(self, text: str, start: int, out: list[Span]) -> int:
-        """Read on from `start` and append spans; returns where the unread text starts."""
-        size = len(text)
-        while start < size and self.outcome is Outcome.OPEN:
-            stage = self._stage
-            end = stage(text, start, out)
-            if end == start and self._stage is stage:
-                break
-            start = end
-        return start
-
     def finish(self, held: str, truncated: bool, out: list[Span]) -> None:
-        """The output ended while `held` was unread; a call that was cut off is completed."""
+        """The output ended; a call that was cut off is completed."""
         self._raw.append(held)
         if self._stage == self._read_body:
             self._body.append(held)
@@ -104,14 +85,6 @@ class LenientReader:
             self._forget(out)
         else:
             self.outcome = Outcome.NO_CALLS
-
-    def raw(self) -> str:
-        """The source text of what turned out to be no block."""
-        return "".join(self._raw)
-
-    def _forget(self, out: list[Span]) -> None:
-        out.append(Span(Label.SKIP, "", sum(map(len, self._raw))))
-        self._raw = []
 
     def _candidate(self, text: str, start: int, out: list[Span]) -> int:
         opens = self._opens(text, start)

@@ -15,11 +15,12 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from deepinfer.recipe.options import ParsingOptions, ThinkingInitialStage
-from deepinfer.recipe.parse.block import BlockReader, Outcome
+from deepinfer.recipe.parse.block import BlockReader
 from deepinfer.recipe.parse.lenient import LenientReader
 from deepinfer.recipe.parse.marks import Marks
 from deepinfer.recipe.parse.match import Literals
 from deepinfer.recipe.parse.spans import Label, Span
+from deepinfer.recipe.parse.staged import Outcome, StagedReader
 
 _Stage: TypeAlias = Callable[[str, int], int]
 _FENCE = "```"
@@ -106,7 +107,9 @@ class Machine:
         stops: list[str] = []
         for stop in filter(None, options.stop_sequences):
             stops += dict.fromkeys((stop, marks.hidden(stop)))
-        self._block = (LenientReader if options.lenient else BlockReader)(marks.dsml)
+        self._block: StagedReader = BlockReader(marks.dsml)
+        if options.lenient:
+            self._block = LenientReader(marks.dsml, options.tools)
         markers = self._block.markers if options.parse_tool_calls else []
         self._marked = _Stages(stops, marks.thinking_end, markers)
         self._unmarked = _Stages(stops, marks.thinking_end, [])
@@ -114,6 +117,7 @@ class Machine:
         self._json_output = options.parse_json_output
         self._out: list[Span] = []
         self._held = ""
+        self._prose = ""  # the end of what was no block, where another literal may begin
         self._newlines = 0
         self._leading = True
         self._blank_written = False
@@ -156,15 +160,17 @@ class Machine:
         Args:
             truncated: it was cut off, so an unfinished opening of a block is markup, not text.
         """
+        if self._prose:
+            self._let_go()
+            self._run(self._held)
         held, self._held = self._held, ""
         if self._read == self._read_block:
             self._block.finish(held, truncated, self._out)
             if self._block.outcome is Outcome.NO_CALLS:
                 self._release()
-                held, self._held = self._held, ""
-                self._write(held, 0, len(held))
-        else:
-            self._write(held, 0, len(held))
+                self._let_go()
+            held = ""
+        self._write(held, 0, len(held))  # and newlines that belong to no mark
         spans, self._out = self._out, []
         return spans
 
@@ -206,6 +212,10 @@ class Machine:
         found = stage.literals.find(text, start)
         if found is None:
             return self._hold_back(text, start)
+        return self._take(stage, text, start, found)
+
+    def _take(self, stage: _TextStage, text: str, start: int, found: tuple[int, int, int]) -> int:
+        """Write the text up to a literal and act on it; returns where it ends."""
         index, at, end = found
         kind = stage.kinds[index]
         before = at
@@ -271,24 +281,39 @@ class Machine:
             if self._block.resumes:
                 self._read = self._read_text
                 self._text, self._leading = self._stages.content, True
-        elif self._block.outcome is Outcome.NO_BLOCK:
-            raw = self._block.raw()
-            self._read = self._read_text
-            self._write(raw, 0, len(raw))
-        elif self._block.outcome is Outcome.NO_CALLS:
+        elif self._block.outcome is not Outcome.OPEN:
             self._release()
         return start
 
     def _release(self) -> None:
-        """Read a block that held no call once more, as text."""
+        """Read what was no block of calls once more, as text."""
         self._read = self._read_text
         self._stages = self._unmarked
         self._text = self._counterpart(self._marked, self._unmarked)
         self._run(self._block.raw())
-        self._write(self._held, 0, len(self._held))
-        self._held = ""
+        self._prose, self._held = self._held, ""
         self._stages = self._marked
         self._text = self._counterpart(self._unmarked, self._marked)
+        if self._prose:
+            self._read = self._read_prose
+
+    def _read_prose(self, text: str, start: int) -> int:
+        """A literal may begin in what was no block and end behind it; no mark begins in it."""
+        stage = self._counterpart(self._marked, self._unmarked)
+        size = len(self._prose)
+        window = self._prose + text[start : start + stage.literals.longest]
+        found = stage.literals.find(window, 0)
+        if found is not None and found[1] < size:
+            self._prose, self._read = "", self._read_text
+            return start + self._take(stage, window, 0, found) - size
+        if found is not None or stage.literals.partial(window, 0) >= size:
+            self._let_go()
+        return start
+
+    def _let_go(self) -> None:
+        if self._prose:
+            prose, self._prose, self._read = self._prose, "", self._read_text
+            self._write(prose, 0, len(prose))
 
     def _counterpart(self, old: _Stages, new: _Stages) -> _TextStage:
         (name,) = (name for name, stage in vars(old).items() if stage is self._text)

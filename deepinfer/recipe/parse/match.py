@@ -17,11 +17,11 @@ class Literals:
             never found.
     """
 
-    __slots__ = ("_by_first", "_indexed", "_longest", "_pattern", "_several")
+    __slots__ = ("_by_first", "_indexed", "_pattern", "_several", "longest")
 
     def __init__(self, literals: Sequence[str]) -> None:
         self._indexed = tuple((i, literal) for i, literal in enumerate(literals) if literal)
-        self._longest = max((len(literal) for _, literal in self._indexed), default=1)
+        self.longest = max((len(literal) for _, literal in self._indexed), default=1)
         self._several = len(self._indexed) > 1
         found = "|".join(re.escape(literal) for _, literal in self._indexed)
         self._pattern = re.compile(found or r"(?!)")
@@ -53,7 +53,7 @@ class Literals:
     def partial(self, text: str, start: int) -> int:
         """Where the longest unfinished literal at the end of `text` starts; its length if none."""
         size = keep = len(text)
-        low = max(start, size - self._longest + 1)
+        low = max(start, size - self.longest + 1)
         for first, group in self._by_first:
             at = text.find(first, low)
             while -1 < at < keep:
