@@ -9,6 +9,8 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Hypothesis profile: dev (50 examples), ci (500, derandomised), soak.
 PROFILE ?= dev
+# Processes of the default and the golden suite; each computes on one thread.
+WORKERS ?= 2
 BIN := .venv/bin
 
 .PHONY: demo test aot golden format clean
@@ -22,7 +24,7 @@ test: .venv/stamp
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/pytest --hypothesis-profile=$(PROFILE)
+	$(BIN)/pytest --hypothesis-profile=$(PROFILE) -n $(WORKERS) --dist loadfile
 
 aot: .venv/stamp
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[aot]"
@@ -30,7 +32,7 @@ aot: .venv/stamp
 	$(BIN)/pytest tests/ops/test_aot.py
 
 golden: .venv/stamp
-	$(BIN)/pytest -m golden
+	$(BIN)/pytest -m golden -n $(WORKERS) --dist loadfile
 
 format: .venv/stamp
 	$(BIN)/ruff format .

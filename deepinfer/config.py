@@ -48,7 +48,7 @@ def _switch(says: str) -> EnvName:
 
 
 _GRAPH_SIZES = "captured row counts are an option of the engine (cudagraph_capture_sizes)"
-_NO_PLANNING = "drafts are a fixed number a row; how many to verify is not planned yet"
+_NO_CURVE = "times of steps are learned while they run (see profile_seconds), never kept in files"
 _NO_EPLB = "expert replicas and their placement (EPLB) are not implemented"
 _NO_IMAGES = "image input is not implemented"
 _NO_GRAMMAR = "structured output is not implemented"
@@ -65,11 +65,13 @@ ENVIRONMENT: Mapping[str, EnvName] = {
     "JIT_CACHE_DIR": _ignored("nothing is compiled at run time"),
     # Speculation.
     "USE_NEXTN_DECODE": EnvName("taken", "default of num_speculative_tokens"),
-    "ENABLE_MTP_VARLEN": _switch(_NO_PLANNING),
+    "ENABLE_MTP_VARLEN": EnvName("taken", "default of policy in speculative_config: adaptive"),
     "MAX_BACKTRACKING_TOKENS": _ignored("ring lengths follow from the config of the model"),
-    "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": _refused(_NO_PLANNING),
-    "DECODE_PERF_CACHE_DIR": _ignored("no step is timed to plan drafts"),
-    "DECODE_PERF_CACHE_TTL_SEC": _ignored("no step is timed to plan drafts"),
+    "DFLASH_CONFIDENCE_HEAD_TEMPERATURE": EnvName(
+        "taken", "default of temperature in speculative_config, one or several with commas"
+    ),
+    "DECODE_PERF_CACHE_DIR": _ignored(_NO_CURVE),
+    "DECODE_PERF_CACHE_TTL_SEC": _ignored(_NO_CURVE),
     # Graphs.
     "ENFORCE_EAGER": EnvName("taken", "default of enforce_eager"),
     "DFLASH_ENFORCE_EAGER": _ignored("drafts are captured with the steps they belong to"),
@@ -187,13 +189,36 @@ def engine_defaults(environ: Mapping[str, str] | None = None) -> dict[str, objec
         if not keep.isdecimal():
             raise ConfigError(f"{PREFIX}YOCO_PREFILL_KEEP_TOKENS={keep!r}: use an integer >= 0")
         found["decoder_keep"] = int(keep)
-    drafts = environ.get(f"{PREFIX}USE_NEXTN_DECODE", "")
-    if drafts not in ("", "0"):
-        if not drafts.isdecimal():
-            raise ConfigError(f"{PREFIX}USE_NEXTN_DECODE={drafts!r}: use an integer >= 0")
-        found["speculative_config"] = {"num_speculative_tokens": int(drafts)}
+    if drafts := _drafts(environ):
+        found["speculative_config"] = drafts
     if environ.get(f"{PREFIX}ENFORCE_EAGER", "") not in _OFF:
         found["enforce_eager"] = True
+    return found
+
+
+def _drafts(environ: Mapping[str, str]) -> dict[str, object]:
+    """What the environment says of drafts, as `speculative_config`; {} = nothing.
+
+    Asking for a variable number of drafts asks for drafts: five, the original's default.
+    """
+    found: dict[str, object] = {}
+    adaptive = environ.get(f"{PREFIX}ENABLE_MTP_VARLEN", "") not in _OFF
+    drafts = environ.get(f"{PREFIX}USE_NEXTN_DECODE", "") or ("5" if adaptive else "0")
+    if not drafts.isdecimal():
+        raise ConfigError(f"{PREFIX}USE_NEXTN_DECODE={drafts!r}: use an integer >= 0")
+    if adaptive:
+        found["policy"] = "adaptive"
+    temperature = environ.get(f"{PREFIX}DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "")
+    if temperature:
+        try:
+            found["temperature"] = [float(value) for value in temperature.split(",")]
+        except ValueError as error:
+            raise ConfigError(
+                f"{PREFIX}DFLASH_CONFIDENCE_HEAD_TEMPERATURE={temperature!r}: use a number, or "
+                "several with commas"
+            ) from error
+    if found or int(drafts):
+        found["num_speculative_tokens"] = int(drafts)
     return found
 
 

@@ -195,12 +195,17 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times in seconds on the engine's clock; None until they happen."""
+    """Times in seconds on the engine's clock, None until they happen; and what it took.
+
+    `drafts_verified`, `drafts_accepted`: drafts that were checked, and that were right.
+    """
 
     arrival: float
     first_token: float | None = None
     finished: float | None = None
     preemptions: int = 0
+    drafts_verified: int = 0
+    drafts_accepted: int = 0
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,11 @@ class StepPlan:
         pages: page table entries that become valid.
         prefill: explicit slices.
         decode_add, decode_remove: rows entering or leaving the decoding set; empty in steady state.
-        draft_budget: drafts verified in this step over all rows; the device shares them out.
+        draft_budget: drafts verified in this step over all rows; the device gives them to those
+            most likely accepted, a prefix a row, ties to the lower row (`runner.rows`).
         draft_cap: rows whose own cap changes (0 until said).
+        draft_temperature: what the confidence of each draft of a block is divided by from this step
+            on, for the device's choice of drafts; () = as before, 1 until said.
         graph_rows: padded number of decoding rows of a captured graph, 0 = eager.
         max_len_hi: bound on the tokens of any row after this step.
         snapshots: windows to keep.
@@ -154,6 +157,7 @@ class StepPlan:
     decode_remove: tuple[int, ...] = ()
     draft_budget: int = 0
     draft_cap: tuple[DraftCap, ...] = ()
+    draft_temperature: tuple[float, ...] = ()
     graph_rows: int = 0
     max_len_hi: int = 0
     snapshots: tuple[SnapshotSave, ...] = ()
@@ -229,7 +233,8 @@ class StepResult:
         tokens: [n, 1 + cap] int32, generated tokens, accepted drafts first; -1 = none. A row that
             had already ended, or is flagged NaN or EMPTY, has none.
         flags: [n] int32, bits FLAG_*.
-        confidence: [n, cap] fp32, raw confidences of the drafts for the next step.
+        confidence: [n, cap] fp32, raw confidences (logits) of the drafts for the next step, each
+            given that the drafts before it are right; 0 = none.
         logprobs: of generated tokens, if any row asked for them.
         prompt_logprobs: of prompt tokens computed in this step, for rows that asked for them.
         seconds: time on the device.

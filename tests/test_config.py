@@ -45,7 +45,7 @@ def test_values_that_ask_for_what_happens_anyway_pass_in_silence(name: str):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("ENABLE_MTP_VARLEN", "1"),
+        ("PREFILL_STORE_EXTRA_STATE", "1"),
         ("ENGRAM_PAD_TOKEN", "3"),
         ("FORCE_LOAD_BALANCE", "True"),
     ],
@@ -69,7 +69,7 @@ def test_an_unknown_name_is_an_error_that_names_it(name: str):
 
 
 def test_all_faults_are_listed_at_once():
-    environ = {"DEEPINFER_A": "1", "DEEPINFER_B": "1", "DEEPINFER_ENABLE_MTP_VARLEN": "1"}
+    environ = {"DEEPINFER_A": "1", "DEEPINFER_B": "1", "DEEPINFER_FORCE_LOAD_BALANCE": "1"}
     with pytest.raises(ConfigError, match=r"3 problem\(s\)") as caught:
         check_environment(environ)
     assert all(name in str(caught.value) for name in environ)
@@ -119,3 +119,28 @@ def test_the_names_that_are_taken_become_options():
     for name in ("YOCO_PREFILL_KEEP_TOKENS", "USE_NEXTN_DECODE"):
         with pytest.raises(ConfigError, match=name):
             engine_defaults({PREFIX + name: "many"})
+
+
+def test_names_of_drafts_come_together_as_one_option():
+    def drafts(**names):
+        environ = {PREFIX + name: value for name, value in names.items()}
+        assert check_environment(environ) == []
+        return engine_defaults(environ).get("speculative_config")
+
+    assert drafts(ENABLE_MTP_VARLEN="0") is None
+    assert drafts(ENABLE_MTP_VARLEN="1") == {"policy": "adaptive", "num_speculative_tokens": 5}
+    assert drafts(ENABLE_MTP_VARLEN="1", USE_NEXTN_DECODE="2") == {
+        "policy": "adaptive",
+        "num_speculative_tokens": 2,
+    }
+    both = {"ENABLE_MTP_VARLEN": "1", "USE_NEXTN_DECODE": "0"}
+    assert drafts(**both) == {"policy": "adaptive", "num_speculative_tokens": 0}
+    name = "DFLASH_CONFIDENCE_HEAD_TEMPERATURE"
+    alone = {"temperature": [1.5], "num_speculative_tokens": 0}  # says nothing of how many
+    assert drafts(**{name: "1.5"}) == alone
+    assert drafts(**{name: "1.5,2"}, USE_NEXTN_DECODE="3") == {
+        "temperature": [1.5, 2.0],
+        "num_speculative_tokens": 3,
+    }
+    with pytest.raises(ConfigError, match=name):
+        engine_defaults({PREFIX + name: "1.5;2"})

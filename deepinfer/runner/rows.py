@@ -51,6 +51,7 @@ class Rows:
         ended: [rows] bool, a flag was set: the row generates nothing more.
         decoding: [rows] int64, the decoding rows, ascending; 0 behind them.
         budget: [1] int64, drafts verified in the step over all rows.
+        temperature: [drafts] fp64, what the confidence of each draft of a block is divided by.
     """
 
     def __init__(self, limits: RowLimits, device: torch.device):
@@ -77,6 +78,7 @@ class Rows:
         self.decoding = column()
         self.budget = torch.zeros(1, dtype=torch.int64, device=device)
         self._budget = 0
+        self.temperature = torch.ones(limits.drafts, dtype=torch.float64, device=device)
 
     def changes(self, plan: StepPlan, decoding: Collection[int]) -> Parts:
         """What `change` needs of a plan; nothing in a steady state.
@@ -101,6 +103,8 @@ class Rows:
         if plan.draft_budget != self._budget:
             self._budget = plan.draft_budget
             parts["budget"] = np.array([plan.draft_budget], np.int64)
+        if plan.draft_temperature:
+            parts["temperature"] = np.array(plan.draft_temperature, np.float64).view(np.int64)
         return parts
 
     def change(self, plan: StepPlan, sent: Mapping[str, Tensor]) -> None:
@@ -132,6 +136,8 @@ class Rows:
             self.decoding.copy_(sent["decoding"])
         if "budget" in sent:
             self.budget.copy_(sent["budget"])
+        if "temperature" in sent:
+            self.temperature.copy_(sent["temperature"].view(torch.float64))
 
 
 def _columns(admit: Admit) -> tuple[int, ...]:
@@ -157,8 +163,10 @@ def send(parts: Parts, device: torch.device) -> dict[str, Tensor]:
 def share_drafts(rows: Tensor, table: Rows) -> Tensor:
     """Drafts each decoding row verifies, [rows] int64.
 
-    Rows in order take what their cap, the drafts at hand, their limit (one token is always
-    generated besides) and the rest of the step's budget allow.
+    The step's budget goes to the drafts that are most likely accepted, by the newest confidences.
+    Those of a row are a prefix of its block, as a draft is never likelier than the one before it;
+    equal ones go to the lower row first. Each row takes no more than its cap, the drafts at hand
+    and its limit (one token is always generated besides) allow.
 
     Args:
         rows: [n] int64, ascending; 0 (padding) takes none.
@@ -167,5 +175,22 @@ def share_drafts(rows: Tensor, table: Rows) -> Tensor:
     room = (table.limit[rows] - table.length[rows] - 1).clamp(min=0)
     wanted = torch.minimum(torch.minimum(table.cap[rows], table.drafts[rows]), room)
     wanted = wanted.masked_fill(table.ended[rows], 0)
-    before = wanted.cumsum(0) - wanted
-    return torch.minimum(wanted, (table.budget - before).clamp(min=0))
+    worth = survival(table.confidence[rows], table.temperature)
+    possible = torch.arange(worth.shape[1], device=worth.device) < wanted.unsqueeze(1)
+    order = worth.masked_fill(~possible, -1).flatten().argsort(descending=True, stable=True)
+    place = torch.arange(len(order), device=worth.device)
+    rank = torch.empty_like(order).scatter_(0, order, place).view_as(worth)
+    return ((rank < table.budget) & possible).sum(1)
+
+
+def survival(confidence: Tensor, temperature: Tensor) -> Tensor:
+    """Probability that each draft is accepted, those before it included, [rows, drafts] fp64.
+
+    Args:
+        confidence: [rows, drafts] fp32 logits; 0 or not a number = unknown, counts as certain, so
+            that drafts without any confidence are shared out in the order of the rows.
+        temperature: [drafts] fp64.
+    """
+    right = torch.sigmoid(confidence / temperature)
+    unknown = (confidence == 0) | confidence.isnan()
+    return right.masked_fill(unknown, 1).cumprod(1)

@@ -138,19 +138,22 @@ class TorchRunner:
         """What was captured so far."""
         return CaptureReport() if self._captures is None else self._captures.report
 
-    def warm_up(self, sizes: Sequence[int]) -> None:
+    def warm_up(self, sizes: Sequence[int], drafts: Sequence[int] | None = None) -> None:
         """Capture steps of some numbers of rows, for every context length, before there are rows.
 
         Args:
             sizes: numbers of rows with padding, as in `StepPlan.graph_rows`.
+            drafts: numbers of drafts a row; None = the most there are.
         """
         assert not self._admitted, "warming up comes before the first request"
-        numbers = itertools.count(-1, -1)
-        for rows, bound in itertools.product(sizes, context_bounds(self.rows.limits.pages)):
-            budget = rows * self.rows.limits.drafts
+        numbers, limits = itertools.count(-1, -1), self.rows.limits
+        counts = (limits.drafts,) if drafts is None else drafts
+        for rows, count, bound in itertools.product(sizes, counts, context_bounds(limits.pages)):
             for _ in range(2):  # run, then captured
                 number = next(numbers)
-                plan = StepPlan(number, graph_rows=rows, draft_budget=budget, max_len_hi=bound)
+                plan = StepPlan(
+                    number, graph_rows=rows, draft_budget=rows * count, max_len_hi=bound
+                )
                 self.forward(plan)
                 self.sample(number)
                 self.draft(number)

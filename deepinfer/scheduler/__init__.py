@@ -1,7 +1,15 @@
 """Which positions to compute next. Pure: no torch, no clock, no randomness."""
 
 from deepinfer.scheduler.admission import row_sampling
-from deepinfer.scheduler.limits import LATENCY, POLICIES, THROUGHPUT, Caching, Limits, Policy
+from deepinfer.scheduler.limits import (
+    LATENCY,
+    POLICIES,
+    THROUGHPUT,
+    Caching,
+    Drafting,
+    Limits,
+    Policy,
+)
 from deepinfer.scheduler.report import Progress, Snapshot
 from deepinfer.scheduler.scheduler import Scheduler
 from deepinfer.scheduler.shadow import ShadowDevice, next_token
@@ -11,6 +19,7 @@ __all__ = [
     "POLICIES",
     "THROUGHPUT",
     "Caching",
+    "Drafting",
     "Limits",
     "Policy",
     "Progress",

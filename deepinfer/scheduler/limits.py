@@ -5,7 +5,7 @@ Knows nothing of the architecture they were derived from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from deepinfer.errors import ConfigError
@@ -38,6 +38,20 @@ class Caching:
 
 
 @dataclass(frozen=True)
+class Drafting:
+    """How many drafts a step verifies.
+
+    Attributes:
+        adaptive: as many as pay by the measured time of steps and the drafter's confidences; else
+            all that the step has room for, up to `Policy.draft_tokens`.
+        temperature: of the confidences at the start, one for all drafts of a block or one each.
+    """
+
+    adaptive: bool = False
+    temperature: float | tuple[float, ...] = 1.0
+
+
+@dataclass(frozen=True)
 class Limits:
     """What the device was built for.
 
@@ -49,6 +63,7 @@ class Limits:
         max_num_batched_tokens: most tokens computed in a step: prefill, decoding and drafts.
         max_num_seqs: most requests computed in a step.
         max_draft: most drafts of a row verified in a step; 0 = no speculation.
+        drafting: how many of them a step verifies.
         page_tokens: tokens a page.
         decoder_keep: last prompt tokens that run the decoder layers; None = all of them (exact).
         caching: how prompts share pages; None = they do not.
@@ -64,6 +79,7 @@ class Limits:
     max_num_batched_tokens: int
     max_num_seqs: int
     max_draft: int = 0
+    drafting: Drafting = Drafting()
     page_tokens: int = 128
     decoder_keep: int | None = None
     caching: Caching | None = None
@@ -95,6 +111,10 @@ class Limits:
         if list(self.graph_sizes) != sorted(set(self.graph_sizes)) or 0 in self.graph_sizes:
             raise ConfigError(f"graph_sizes {self.graph_sizes}: use ascending positive sizes")
 
+    def graph_rows(self, decoding: int) -> int:
+        """Rows of the captured graph for so many decoding rows, 0 = there is none."""
+        return next((size for size in self.graph_sizes if size >= decoding), 0)
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -106,8 +126,8 @@ class Policy:
         prefill_beside_decode: most prefill tokens in a step that also decodes; it bounds the time
             between two tokens of a user. A step without decoding rows uses the whole budget.
         slice_tokens: most prefill tokens of one request while others want some too.
-        draft_tokens: most drafts verified in a step over all rows; past it the device is busy with
-            sure tokens and a draft costs more than the token it may save.
+        draft_tokens: most drafts verified in a step over all rows, unless `Drafting.adaptive`;
+            past it the device is busy with sure tokens, a draft costs more than it may save.
         headroom_percent: part of all pages that an admission leaves free, so that the rows that
             run already can grow; not kept when nothing runs.
     """
@@ -141,3 +161,8 @@ THROUGHPUT = Policy(
     headroom_percent=1,
 )
 POLICIES = {policy.name: policy for policy in (LATENCY, THROUGHPUT)}
+
+
+def drafting_policy(policy: Policy, drafting: Drafting) -> Policy:
+    """The policy for a way to choose drafts: measured time makes its limit of them needless."""
+    return replace(policy, draft_tokens=1 << 30) if drafting.adaptive else policy

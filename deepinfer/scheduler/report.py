@@ -55,8 +55,13 @@ class Snapshot(NamedTuple):
         finished: requests that ended, for any reason.
         preemptions: rows given up for want of pages.
         generated: tokens generated.
+        drafts_scheduled: drafts that steps had room for (their budgets).
         drafts_verified: drafts that were checked.
         drafts_accepted: drafts that were right.
+        drafts_verified_at, drafts_accepted_at: the same by place in a block, the first draft first.
+        mean_accepted_length: tokens that a row generates in a step in which it verifies drafts, the
+            accepted ones and the one that is always generated; 0 before there was one.
+        calibration_error: expected error of the calibrated confidences, 0..1, over recent drafts.
         prompt_tokens: tokens of the prompts that were admitted.
         prompt_tokens_cached: those of them that were not computed again.
     """
@@ -74,8 +79,13 @@ class Snapshot(NamedTuple):
     finished: int
     preemptions: int
     generated: int
+    drafts_scheduled: int
     drafts_verified: int
     drafts_accepted: int
+    drafts_verified_at: tuple[int, ...]
+    drafts_accepted_at: tuple[int, ...]
+    mean_accepted_length: float
+    calibration_error: float
     prompt_tokens: int
     prompt_tokens_cached: int
 

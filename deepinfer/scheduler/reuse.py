@@ -153,9 +153,11 @@ class Reuse:
 
     def generated(self, job: Job, now: float) -> None:
         """Publish the pages that became full with tokens now known, and save their windows."""
+        if job.first_key is None:
+            return
         prompt = job.request.prompt_token_ids
         known = len(prompt) + len(job.outputs) - 1  # the newest token is not computed yet
-        if job.first_key is None or known // self._page <= job.published:
+        if known // self._page <= job.published:
             return
         first = len(job.keys) * self._page
         ids = [*prompt[first:], *job.outputs[max(first - len(prompt), 0) :]]

@@ -47,6 +47,7 @@ class Job:
         aged: it waited so long that others are preempted before it.
         first_token: time of it, seconds.
         preemptions: how often it was preempted.
+        drafts: verified and accepted in the rows that it left.
         first_key: of its key chain, None if its pages are not shared.
         keys: of its leading full pages.
         published: leading pages that others may find (or found before it).
@@ -69,6 +70,7 @@ class Job:
     aged: bool = False
     first_token: float | None = None
     preemptions: int = 0
+    drafts: tuple[int, int] = (0, 0)
     first_key: bytes | None = None
     keys: list[bytes] = field(default_factory=list[bytes])
     published: int = 0
@@ -82,6 +84,11 @@ class Job:
     def urgency(self) -> int:
         """Its priority, smaller goes first; ahead of all others once it waited too long."""
         return AGED_PRIORITY if self.aged else self.request.priority
+
+    def count_drafts(self, verified: int, accepted: int) -> tuple[int, int]:
+        """Add those of the row that it leaves; returns all of its drafts."""
+        self.drafts = self.drafts[0] + verified, self.drafts[1] + accepted
+        return self.drafts
 
 
 class RowTable:

@@ -16,21 +16,24 @@ from deepinfer.cache import pages_for
 from deepinfer.errors import RequestError
 from deepinfer.request import FinishReason, Request, RequestMetrics
 from deepinfer.scheduler.admission import admit_message, joining, new_job
-from deepinfer.scheduler.limits import Limits, Policy
+from deepinfer.scheduler.limits import Limits, Policy, drafting_policy
 from deepinfer.scheduler.policy import choose_victim, share_budget
 from deepinfer.scheduler.queue import WaitingQueue
 from deepinfer.scheduler.report import Progress, Snapshot, outcome
 from deepinfer.scheduler.reuse import Hit, Reuse
 from deepinfer.scheduler.rows import CLOSED, DECODE, DRAINING, FREE, PREFILL, Job, RowTable
+from deepinfer.scheduler.speculation import Size, Speculation
 from deepinfer.step import FLAG_NAN, Admit, DraftCap, PageAppend, Prefill, StepPlan, StepResult
 
 
 class _Flight(NamedTuple):
-    """A step that is planned and not applied: its number, rows in its result, drafts booked."""
+    """A step that is planned and not applied: its number, rows in its result, drafts booked, and
+    what it computes."""
 
     number: int
     rows: int
     booked: NDArray[np.int64]
+    size: Size
 
 
 class _Work(NamedTuple):
@@ -53,11 +56,15 @@ class Scheduler:
         limits: what the device was built for.
         policy: how a step is shared.
         end_id: the model's end token, -1 = none.
+
+    Attributes:
+        speculation: what was learned of steps and drafts.
     """
 
     def __init__(self, limits: Limits, policy: Policy, *, end_id: int = -1):
         self.limits = limits
-        self.policy = policy
+        self.policy = drafting_policy(policy, limits.drafting)
+        self.speculation = Speculation(limits)
         self._end_id = end_id
         self._rows = RowTable(limits)
         self._reuse = Reuse(limits, self._rows.pool)
@@ -68,7 +75,7 @@ class Scheduler:
         self._now = 0.0
         self._collected = -1  # number of the last applied step
         self._steps = self._arrivals = self._finished = self._preemptions = 0
-        self._generated = self._verified = self._accepted = 0
+        self._generated = 0
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -166,13 +173,10 @@ class Scheduler:
             key=lambda job: (job.urgency, job.arrival),
         )
         jobs = running + (self._joining(running) if admitting and len(self._queue) else [])
-        shares = share_budget(
-            len(rows.decoding),
-            drafts,
-            [job.target - job.planned for job in jobs],
-            limits.max_num_batched_tokens,
-            self.policy,
-        )
+        wanted = [job.target - job.planned for job in jobs]
+        drafts = self._budget(drafts, sum(wanted))
+        budget = limits.max_num_batched_tokens
+        shares = share_budget(len(rows.decoding), drafts, wanted, budget, self.policy)
         work = _Work(shares.drafts, [], [], pages)
         latest = -1
         for job, share in zip(jobs, shares.prefill, strict=True):
@@ -191,6 +195,16 @@ class Scheduler:
         if latest >= 0:
             self._queue.admitted(latest)
         return work
+
+    def _budget(self, most: int, wanted: int) -> int:
+        """Drafts to verify besides prompts that want so many tokens."""
+        rows = self._rows
+        if not (most and self.limits.drafting.adaptive):
+            return most
+        left = self.limits.max_num_batched_tokens - len(rows.decoding) - most
+        prefill = min(wanted, left, self.policy.prefill_beside_decode)
+        room = rows.limit[rows.decoding] - rows.lo[rows.decoding] - 1
+        return self.speculation.budget(rows.decoding, room, most, prefill)
 
     def _room(self, job: Job, hit: Hit | None) -> int:
         """Tokens that the job could compute in the pages it has and those that are free."""
@@ -220,13 +234,15 @@ class Scheduler:
         decoding, most = len(rows.decoding), self.limits.max_draft
         longest, booked = rows.book(number, min(work.drafts, most), work.prefill)
         emitting = sum(piece.emits for piece in work.prefill)
-        self._flights.append(_Flight(number, decoding + emitting, booked))
+        tokens = sum(piece.length for piece in work.prefill)
+        graph_rows = 0 if work.prefill else self.limits.graph_rows(decoding)
+        size = Size(decoding, tokens, work.drafts, graph_rows)
+        self._flights.append(_Flight(number, decoding + emitting, booked, size))
         self._steps += 1
         released, rows.released = rows.released, []
         saves = self._reuse.saves(work.prefill, rows.jobs, self._now)
         for piece in work.prefill:
             self._reuse.computed(rows.job(piece.row), piece.start + piece.length)
-        graphs = () if work.prefill else self.limits.graph_sizes
         return StepPlan(
             number=number,
             admit=tuple(work.admit),
@@ -237,7 +253,8 @@ class Scheduler:
             decode_remove=remove,
             draft_budget=work.drafts,
             draft_cap=tuple(DraftCap(row, most) for row in add) if most else (),
-            graph_rows=next((size for size in graphs if size >= decoding), 0),
+            draft_temperature=self.speculation.planned(work.drafts),
+            graph_rows=graph_rows,
             max_len_hi=longest,
             snapshots=tuple(saves),
         )
@@ -250,6 +267,7 @@ class Scheduler:
         victim = choose_victim(candidates).row
         self._reuse.leave(self._rows.job(victim))
         job = self._rows.free(victim)
+        job.count_drafts(*self.speculation.take(victim))
         job.preemptions += 1
         job.target = len(job.request.prompt_token_ids) + len(job.outputs)
         self._queue.push(job.request.request_id, job.request.priority, resumed=True)
@@ -276,8 +294,7 @@ class Scheduler:
         live = rows.state[result.row] != DRAINING
         rows.correct(result.row, generated, flight.booked)
         self._generated += int(generated[live].sum())
-        self._verified += int(result.verified[live].sum())
-        self._accepted += int(result.accepted[live].sum())
+        self.speculation.applied(result, live, flight.size)
         news = self.take_reports()
         news += self._deliver(result, generated.tolist(), live.tolist())
         for row in rows.which(DRAINING).tolist():
@@ -318,13 +335,16 @@ class Scheduler:
         self._reuse.leave(job)
         del self._jobs[request.request_id]
         self._finished += 1
+        verified, accepted = job.count_drafts(*self.speculation.take(row))
         if not row:
             self._queue.remove(request.request_id)
         elif self._rows.last_step[row] <= self._collected:
             self._rows.free(row)
         else:
             self._rows.move(row, DRAINING)
-        metrics = RequestMetrics(request.arrival, job.first_token, self._now, job.preemptions)
+        metrics = RequestMetrics(
+            *(request.arrival, job.first_token, self._now, job.preemptions), verified, accepted
+        )
         return Progress(
             request.request_id, finish_reason=reason, num_cached_tokens=job.reused, metrics=metrics
         )
@@ -354,8 +374,7 @@ class Scheduler:
             finished=self._finished,
             preemptions=self._preemptions,
             generated=self._generated,
-            drafts_verified=self._verified,
-            drafts_accepted=self._accepted,
+            **self.speculation.counts()._asdict(),
             prompt_tokens=self._reuse.queries,
             prompt_tokens_cached=self._reuse.hits,
         )

@@ -15,7 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.scheduler.calibration import probability
 from deepinfer.scheduler.limits import Limits
+from deepinfer.scheduler.speculation import share_budget_out
 from deepinfer.step import (
     FLAG_END,
     FLAG_LIMIT,
@@ -76,12 +78,14 @@ def next_token(
 class DrafterSpec(NamedTuple):
     """The fake drafter: a draft is right with probability `right_percent` / 100.
 
-    A step leaves 0 to `Limits.max_draft` drafts if `ragged`, else always that many. Both are
-    functions of `seed`, the request's seed and the position.
+    A step leaves 0 to `Limits.max_draft` drafts if `ragged`, else always that many; with
+    `confident` their confidences are higher for right ones, and too high. All are functions of
+    `seed`, the request's seed and the position.
     """
 
     right_percent: int = 70
     ragged: bool = False
+    confident: bool = False
     seed: int = 0
 
 
@@ -95,6 +99,7 @@ class _Row:
     computed: int = 0
     pages: list[int] = field(default_factory=list[int])
     drafts: list[int] = field(default_factory=list[int])
+    confidence: list[float] = field(default_factory=list[float])
     cap: int = 0
     ended: bool = False
 
@@ -105,6 +110,7 @@ class _Outcome(NamedTuple):
     accepted: int
     tokens: Sequence[int]
     flags: int
+    confidence: Sequence[float] = ()
 
 
 class ShadowDevice:
@@ -139,6 +145,7 @@ class ShadowDevice:
         self._snapshots: dict[int, int] = {}  # place -> running hash before its border
         self._rows: dict[int, _Row] = {}
         self._decoding: set[int] = set()
+        self._temperature = np.ones(limits.max_draft)
         self._results: deque[StepResult] = deque()
         self._steps = 0
 
@@ -163,17 +170,15 @@ class ShadowDevice:
             if emits:
                 outcomes.append(self._generate(number, [], plan.max_len_hi))
         self._keep([save for save in plan.snapshots if save.fresh])
-        budget = plan.draft_budget
-        for number in sorted(self._decoding):
-            row = self._rows[number]
-            room = row.admit.limit - len(row.tokens) - 1
-            drafts = row.drafts[: max(min(row.cap, room, budget), 0)]
-            budget -= 0 if row.ended else len(drafts)
+        for number, count in self._shares(plan.draft_budget):
+            drafts = self._rows[number].drafts[:count]
             outcomes.append(self._generate(number, drafts, plan.max_len_hi))
         computed = len(self._decoding) + sum(piece.length for piece in plan.prefill)
         limit = self.limits.max_num_batched_tokens
         assert computed + plan.draft_budget <= limit, f"step {plan.number} exceeds {limit} tokens"
-        self._results.append(self._result(plan.number, outcomes))
+        # Time is a staircase, so that planners have something to learn.
+        seconds = 1e-3 * (2 + (computed + plan.draft_budget) // 4)
+        self._results.append(self._result(plan.number, outcomes, seconds))
 
     def sample(self, number: int, masks: None = None) -> None:
         """Choose the tokens of step `number`; there are no masks to wait for."""
@@ -187,6 +192,21 @@ class ShadowDevice:
         """The result of step `number`, the oldest that is uncollected."""
         assert self._results[0].number == number, f"step {self._results[0].number} comes first"
         return self._results.popleft()
+
+    def _shares(self, budget: int) -> Iterable[tuple[int, int]]:
+        """Decoding rows and the drafts that each verifies, as `runner.rows.share_drafts` says."""
+        numbers = sorted(self._decoding)
+        wanted = np.zeros(len(numbers), np.int64)
+        logits = np.zeros((len(numbers), self.limits.max_draft))
+        for place, number in enumerate(numbers):
+            row = self._rows[number]
+            room = row.admit.limit - len(row.tokens) - 1
+            wanted[place] = max(min(row.cap, room, len(row.drafts)), 0) * (not row.ended)
+            logits[place, : len(row.confidence)] = row.confidence
+        right = probability(logits, self._temperature)
+        right[logits == 0] = 1
+        shares = share_budget_out(right.cumprod(axis=1), wanted, budget)
+        return zip(numbers, shares.tolist(), strict=True)
 
     def _update(self, plan: StepPlan) -> None:
         """Change the set of rows, in the order of the contract."""
@@ -224,6 +244,9 @@ class ShadowDevice:
             assert done or row.ended, f"row {number} decodes before its prompt is computed"
         for number, cap in plan.draft_cap:
             self._rows[number].cap = cap
+        if plan.draft_temperature:
+            assert len(plan.draft_temperature) == self.limits.max_draft
+            self._temperature = np.array(plan.draft_temperature)
 
     def _check_hit(self, row: _Row) -> None:
         """A row starts where its windows are right: at 0, at a snapshot, or behind a replay."""
@@ -275,9 +298,9 @@ class ShadowDevice:
         row.computed = len(row.tokens) - 1
         row.ended = flags != 0
         accepted = sum(a == b for a, b in zip(new, drafts, strict=False))
-        row.drafts = [] if row.ended else self._new_drafts(row)
+        row.drafts, row.confidence = ([], []) if row.ended else self._new_drafts(row)
         assert len(row.tokens) <= longest, f"row {number} has {len(row.tokens)} > {longest} tokens"
-        return _Outcome(number, len(drafts), accepted, new, flags)
+        return _Outcome(number, len(drafts), accepted, new, flags, row.confidence)
 
     def _draw(self, row: _Row, position: int, state: int) -> int:
         early = position - row.admit.prompt_len < row.admit.sampling.min_tokens
@@ -312,28 +335,33 @@ class ShadowDevice:
         assert state != _POISON, f"row {row.admit.row} reads position {position}, never written"
         return state
 
-    def _new_drafts(self, row: _Row) -> list[int]:
-        """Guesses for the next tokens, each right or wrong by chance."""
+    def _new_drafts(self, row: _Row) -> tuple[list[int], list[float]]:
+        """Guesses for the next tokens, each right or wrong by chance, and their confidences."""
         length, most = len(row.tokens), self.limits.max_draft
         if most == 0:
-            return []
+            return [], []
         chance = _mix(self.drafter.seed ^ _mix(row.admit.seed & _WORD) ^ _mix(length))
         count = chance % (most + 1) if self.drafter.ragged else most
         state = _fold(self._read(row, length - 2) if length > 1 else 0, row.tokens[-1])
         drafts: list[int] = []
+        logits: list[float] = []
         for position in range(length, length + count):
             chance = _mix(chance)
             right = chance % 100 < self.drafter.right_percent
             token = self._draw(row, position, state)
             drafts.append(token if right else (token + 1) % self._vocabulary)
             state = _fold(state, drafts[-1])
-        return drafts
+            luck = (chance >> 40) / (1 << 24)  # in [0, 1), as good as independent of `right`
+            logits.append(3 * (right + luck) if self.drafter.confident else 0.0)
+        return drafts, logits
 
-    def _result(self, number: int, outcomes: list[_Outcome]) -> StepResult:
+    def _result(self, number: int, outcomes: list[_Outcome], seconds: float) -> StepResult:
         cap = self.limits.max_draft
         tokens = np.full((len(outcomes), 1 + cap), -1, np.int32)
+        confidence = np.zeros((len(outcomes), cap), np.float32)
         for place, outcome in enumerate(outcomes):
             tokens[place, : len(outcome.tokens)] = outcome.tokens
+            confidence[place, : len(outcome.confidence)] = outcome.confidence
 
         def column(values: Iterable[int]) -> NDArray[np.int32]:
             return np.fromiter(values, np.int32, len(outcomes))
@@ -345,5 +373,6 @@ class ShadowDevice:
             accepted=column(o.accepted for o in outcomes),
             tokens=tokens,
             flags=column(o.flags for o in outcomes),
-            confidence=np.zeros((len(outcomes), cap), np.float32),
+            confidence=confidence,
+            seconds=seconds,
         )

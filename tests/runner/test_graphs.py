@@ -11,6 +11,7 @@ from deepinfer.model import engram_table
 from deepinfer.request import SamplingParams
 from deepinfer.runner.graphs import Captures, StepShape
 from deepinfer.runner.rows import send
+from deepinfer.scheduler import Drafting
 from deepinfer.step import Prefill, StepPlan
 from tests.model.networks import network, tokens
 from tests.runner.recorded import HiddenSync, NoWaiting, RecordedGraphs
@@ -40,10 +41,12 @@ def prompts(net, count):
     return [tokens(net, lengths[i % len(lengths)], seed=i) for i in range(count)]
 
 
-@pytest.mark.parametrize(("drafts", "ahead"), [(0, False), (2, True)])
-def test_replayed_steps_equal_direct_ones_bit_by_bit(drafts, ahead):
+@pytest.mark.parametrize(
+    ("drafts", "ahead", "adaptive"), [(0, False, False), (2, True, False), (2, True, True)]
+)
+def test_replayed_steps_equal_direct_ones_bit_by_bit(drafts, ahead, adaptive):
     net, graphs = capturable("checkpoint"), RecordedGraphs()
-    limits = dataclasses.replace(LIMITS, max_draft=drafts)
+    limits = dataclasses.replace(LIMITS, max_draft=drafts, drafting=Drafting(adaptive))
     proposers = [EchoProposer(drafts) if drafts else None for _ in range(2)]
     twins = Twins(
         runner(net, limits, None, proposers[0]), runner(net, limits, graphs, proposers[1])
@@ -57,6 +60,16 @@ def test_replayed_steps_equal_direct_ones_bit_by_bit(drafts, ahead):
     shapes = {StepShape.of(plan, 3) for plan in twins.plans.values()}
     assert len({shape.pages for shape in shapes if shape}) == 3
     assert len({shape.rows for shape in shapes if shape}) >= 3
+    places = {shape.places // shape.rows for shape in shapes if shape}
+    assert len(places) > 1 if adaptive else places == {drafts}
+
+
+def test_a_runner_is_warmed_up_for_every_number_of_drafts_that_it_is_told():
+    net = capturable("checkpoint")
+    limits = dataclasses.replace(LIMITS, max_draft=2, max_model_len=100)
+    warm = runner(net, limits, RecordedGraphs(), EchoProposer(2))
+    warm.warm_up([2], range(3))
+    assert warm.captures.graphs == 3 * 3  # forward, sample, draft
 
 
 def test_a_warmed_up_runner_replays_from_the_first_step_on_and_gives_the_same():

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from deepinfer.scheduler import LATENCY, POLICIES, THROUGHPUT, Caching, Limits
+from deepinfer.scheduler import LATENCY, POLICIES, THROUGHPUT, Caching, Drafting, Limits
 from deepinfer.scheduler.shadow import DrafterSpec
 from tests.scheduler.driver import END, VOCABULARY, Drive, naive, request
 
@@ -39,7 +39,13 @@ drafters = st.builds(
     DrafterSpec,
     right_percent=st.sampled_from([0, 40, 80, 100]),
     ragged=st.booleans(),
+    confident=st.booleans(),
     seed=st.integers(0, 9),
+)
+
+
+draftings = st.builds(
+    Drafting, adaptive=st.booleans(), temperature=st.sampled_from([1.0, (0.5, 2.0)])
 )
 
 
@@ -53,6 +59,7 @@ def limits(draw):
         max_num_batched_tokens=seqs + draw(st.integers(0, 20)),
         max_num_seqs=seqs,
         max_draft=draw(st.integers(0, 3)),
+        drafting=draw(draftings),
         page_tokens=4,
         decoder_keep=draw(st.sampled_from([None, 6])),
         caching=draw(cachings),
@@ -138,6 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.drive.check()
             snapshot = self.drive.scheduler.snapshot()
             assert snapshot.pages_used + snapshot.pages_free == self.drive.limits.num_pages
+            assert snapshot.drafts_accepted <= snapshot.drafts_verified
+            assert snapshot.drafts_verified <= snapshot.drafts_scheduled
             running = snapshot.prefilling + snapshot.decoding
             assert running <= self.drive.limits.max_num_seqs
             assert running + snapshot.draining <= self.drive.limits.num_slots
