@@ -89,7 +89,9 @@ def test_every_line_is_served_once_and_its_tokens_add_up(lines, data):
         room = setup.limits.max_model_len - line.prompt_tokens
         assert entry.output_tokens == min(line.output_tokens, room)
         assert entry.prompt_tokens == line.prompt_tokens
-        assert 0 <= entry.saved <= entry.found <= entry.oracle < entry.prompt_tokens
+        # The oracle sees prompts as they come; the planner may admit a later one first.
+        assert 0 <= entry.saved <= entry.found < entry.prompt_tokens
+        assert 0 <= entry.oracle < entry.prompt_tokens
         assert entry.first_token is not None
         assert entry.finished is not None
         assert entry.arrival + COST.base < entry.first_token <= entry.finished <= outcome.seconds
