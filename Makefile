@@ -9,7 +9,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Hypothesis profile: dev (50 examples), ci (500, derandomised), soak.
 PROFILE ?= dev
-# Processes of the default and the golden suite; each computes on one thread.
+# Processes of the default suite; each computes on one thread.
 WORKERS ?= 2
 BIN := .venv/bin
 
@@ -32,7 +32,7 @@ aot: .venv/stamp
 	$(BIN)/pytest tests/ops/test_aot.py
 
 golden: .venv/stamp
-	$(BIN)/pytest -m golden -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -m golden
 
 format: .venv/stamp
 	$(BIN)/ruff format .

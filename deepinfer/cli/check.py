@@ -48,7 +48,7 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check; returns the exit code."""
-    from deepinfer.engine.invariance import Grid, check_invariance
+    from deepinfer.engine.invariance import Grid, Run, check_invariance
     from deepinfer.engine.options import EngineOptions
 
     options = EngineOptions(
@@ -74,12 +74,15 @@ def run(args: argparse.Namespace) -> int:
         prompt_tokens=args.prompt_tokens,
         max_tokens=args.max_tokens,
     )
-    report = check_invariance(model_directory(args.model), options, grid)
+
+    def tell(item: Run) -> None:
+        if not args.json:
+            print(f"{item.digest}  {item.name} ({item.preemptions} preemptions)", flush=True)
+
+    report = check_invariance(model_directory(args.model), options, grid, tell)
     if args.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
-        for item in report.runs:
-            print(f"{item.digest}  {item.name} ({item.preemptions} preemptions)")
         print(f"distinct_digests {report.distinct_digests} over {len(report.runs)} runs")
     return 0 if report.distinct_digests == 1 else EXIT_SOME_FAILED
 

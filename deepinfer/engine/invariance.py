@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -83,13 +83,19 @@ class Report:
     runs: tuple[Run, ...]
 
 
-def check_invariance(directory: Path, options: EngineOptions, grid: Grid) -> Report:
+def check_invariance(
+    directory: Path,
+    options: EngineOptions,
+    grid: Grid,
+    tell: Callable[[Run], None] = lambda _run: None,
+) -> Report:
     """Run the grid on one loaded model.
 
     Args:
         directory: the checkpoint directory.
         options: device, numerics, policy and implementations.
         grid: what is varied.
+        tell: called with each run as it ends.
 
     Raises:
         DeepinferError: the model cannot be loaded as asked for.
@@ -97,12 +103,14 @@ def check_invariance(directory: Path, options: EngineOptions, grid: Grid) -> Rep
     network = load(directory, find_device(options.device), options)
     before = torch.get_num_threads()
     try:
-        runs = tuple(
-            run for setting in _settings(grid) for run in _run(network, options, grid, setting)
-        )
+        runs: list[Run] = []
+        for setting in _settings(grid):
+            for run in _run(network, options, grid, setting):
+                tell(run)
+                runs.append(run)
     finally:
         torch.set_num_threads(before)
-    return Report(len({run.digest for run in runs}), runs)
+    return Report(len({run.digest for run in runs}), tuple(runs))
 
 
 def _settings(grid: Grid) -> Iterator[_Setting]:
