@@ -12,6 +12,7 @@ from deepinfer import AsyncEngine, RequestOutput, SamplingParams
 from deepinfer.config import cache_dir
 from deepinfer.engine.build import build_service
 from deepinfer.engine.options import options_from
+from deepinfer.errors import RequestError
 from deepinfer.nano.build import nano_directory
 
 DIES_AT_STEP = 12
@@ -43,8 +44,8 @@ async def main(engine: AsyncEngine) -> None:
         print(f"user-{user}: finished={output.finished} tokens={tokens} error={output.error}")
     try:
         await ask(engine, 20)
-    except Exception as error:
-        print(f"user-20: refused with status {getattr(error, 'status', None)}: {error}")
+    except RequestError as error:
+        print(f"user-20: refused with status {error.status}: {error}")
     print(engine.health())
 
 
