@@ -1,5 +1,5 @@
 # The front door. Every verb makes the environment that it needs:
-#   make demo    run the embedded model on a few prompts
+#   make demo    ask the embedded model five kinds of things
 #   make test    format, lint, types, contracts, default suite (CPU)
 #   make aot     compile every GPU kernel for SM90 and SM100, without a GPU (needs Linux)
 #   make golden  the tests that read the golden checkpoints (DEEPINFER_GOLDEN)
@@ -16,8 +16,7 @@ BIN := .venv/bin
 .PHONY: demo test aot golden format clean
 
 demo: .venv/stamp
-	$(BIN)/deepinfer generate --model nano --input examples/prompts.jsonl --output answers.jsonl
-	@cat answers.jsonl
+	$(BIN)/python examples/demo.py
 
 test: .venv/stamp
 	$(BIN)/ruff format --check .

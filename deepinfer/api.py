@@ -11,14 +11,26 @@ from typing import Any
 from deepinfer.config import cache_dir
 from deepinfer.engine.async_engine import AsyncEngine
 from deepinfer.engine.llm import LLM as _LLM
-from deepinfer.nano.build import nano_directory
-from deepinfer.request import CompletionOutput, RequestOutput, SamplingParams
+from deepinfer.nano.build import builtin_models
+from deepinfer.request import (
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
-__all__ = ["LLM", "AsyncEngine", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 class LLM(_LLM):
-    """`engine.llm.LLM`; the name "nano" means the embedded model, built at its first use."""
+    """`engine.llm.LLM`; the name "nano" means the embedded model."""
 
     def __init__(self, model: str | Path, **options: Any):
-        super().__init__(model, builtin={"nano": lambda: nano_directory(cache_dir())}, **options)
+        super().__init__(model, builtin=builtin_models(cache_dir), **options)

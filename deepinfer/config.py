@@ -51,7 +51,7 @@ _GRAPH_SIZES = "captured row counts are an option of the engine (cudagraph_captu
 _NO_CURVE = "times of steps are learned while they run (see profile_seconds), never kept in files"
 _NO_EPLB = "expert replicas and their placement (EPLB) are not implemented"
 _NO_IMAGES = "image input is not implemented"
-_NO_GRAMMAR = "structured output is not implemented"
+_GRAMMAR_LIMITS = "compilation has fixed limits (grammar/limits.py), and what it found is kept"
 _NO_PROFILER = "the profile server is not implemented; use torch.profiler from outside"
 _NO_DISTRIBUTED = "runs on several ranks are not implemented"
 
@@ -102,11 +102,11 @@ ENVIRONMENT: Mapping[str, EnvName] = {
     "ENGRAM_PAD_TOKEN": _refused("the pad token is engram_pad_token_id of config.json", "2"),
     "ENGRAM_FORCE_GPU_STORAGE": _refused("where the tables lie is an argument of the loader"),
     # Structured output.
-    "XGRAMMAR_TIMEOUT": _refused(_NO_GRAMMAR),
-    "XGRAMMAR_DISABLE_CACHE": _refused(_NO_GRAMMAR),
-    "XGRAMMAR_CACHE_LIMIT_BYTES": _refused(_NO_GRAMMAR),
-    "XGRAMMAR_DEBUG": _refused(_NO_GRAMMAR),
-    "SO_BUILDER_CPUS": _refused(_NO_GRAMMAR),
+    "XGRAMMAR_TIMEOUT": _ignored(_GRAMMAR_LIMITS),
+    "XGRAMMAR_DISABLE_CACHE": _ignored(_GRAMMAR_LIMITS),
+    "XGRAMMAR_CACHE_LIMIT_BYTES": _ignored(_GRAMMAR_LIMITS),
+    "XGRAMMAR_DEBUG": _ignored("another library makes the masks"),
+    "SO_BUILDER_CPUS": _ignored("two processes compile"),
     # Several ranks.
     "NCCL_NUM_SMS": _refused(_NO_DISTRIBUTED),
     "USERBUFFER_COMM_SMS": _refused(_NO_DISTRIBUTED, "0"),

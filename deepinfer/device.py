@@ -130,6 +130,16 @@ class Device:
         """Bytes that torch has taken from the device, used now or not; 0 on a CPU."""
         return torch.cuda.memory_reserved(self.torch) if self.torch.type == "cuda" else 0
 
+    def workspace(self, run: Callable[[], object]) -> int:
+        """Run something; most bytes that its tensors took at a time, 0 on a CPU."""
+        if self.torch.type != "cuda":
+            run()
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.torch)
+        before = torch.cuda.memory_allocated(self.torch)
+        run()
+        return torch.cuda.max_memory_allocated(self.torch) - before
+
     @property
     def has_graphs(self) -> bool:
         """Whether work can be captured here."""
@@ -146,11 +156,11 @@ class Device:
         return CudaGraphs(self.torch)
 
 
-def upload(values: NDArray[np.int64], device: torch.device) -> Tensor:
+def upload(values: NDArray[np.int64] | NDArray[np.int32], device: torch.device) -> Tensor:
     """Send an array to the device without holding the host up; the array may change at once.
 
     Returns:
-        int64 of the same shape.
+        the same type and shape.
     """
     host = torch.from_numpy(values)
     if device.type == "cuda":

@@ -19,6 +19,49 @@ MAX_LOGPROBS = 1000
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_CHARS = 16_384
 _SEED_BITS = 64
+_DEMANDS = ("json", "regex", "choice", "grammar", "json_object")
+_JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """Structured output with the names vLLM uses: exactly one of the first five.
+
+    Attributes:
+        json: a JSON Schema, as text or as the object itself.
+        regex: a regular expression that the whole text matches.
+        choice: the text is one of these strings.
+        grammar: an EBNF (GBNF) grammar; the text is derived from its rule `root`.
+        json_object: True: any JSON object.
+        disable_any_whitespace: JSON without white space between its tokens.
+        disable_additional_properties: objects have only the properties that their schema names.
+        whitespace_pattern: regex of the white space between JSON tokens.
+    """
+
+    json: str | Mapping[str, object] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _DEMANDS if getattr(self, name) is not None]
+        if self.json_object is False:
+            given.remove("json_object")
+        if len(given) != 1:
+            raise RequestError(
+                f"structured outputs {given or 'without a demand'}: give exactly one of "
+                f"{', '.join(_DEMANDS)}"
+            )
+        if given[0] not in ("json", "json_object"):
+            for name in _JSON_OPTIONS:
+                if getattr(self, name):
+                    raise RequestError(f"{name} is for json and json_object, not for {given[0]}")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise RequestError("disable_any_whitespace and whitespace_pattern exclude each other")
 
 
 @dataclass(frozen=True)
@@ -49,6 +92,10 @@ class SamplingParams:
         logit_bias: token id -> addition to its logit, [-100, 100].
         allowed_token_ids: the only ids that may be generated.
         forced_token_ids: teacher forcing; -1 leaves a place free.
+        structured_outputs: what the text must satisfy; it begins after `</think>` if the prompt
+            ends in open reasoning, else at once.
+        so_args: the same as the original engine spells it (`schema_type`, `schema`,
+            `trigger_token_ids`, `bound_token_id`); read when the request comes in.
     """
 
     n: int = 1
@@ -75,11 +122,14 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     forced_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    so_args: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_counts()
         self._check_lists()
+        self._check_structure()
         if self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
         if self.logprobs_mode not in ("raw", "processed"):
@@ -116,6 +166,18 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, -1, MAX_LOGPROBS)
+
+    def _check_structure(self) -> None:
+        given = self.structured_outputs
+        if given is not None and not isinstance(given, StructuredOutputsParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"structured_outputs {given!r}: use StructuredOutputsParams")
+        if given is not None and self.so_args is not None:
+            raise RequestError("structured_outputs and so_args exclude each other")
+        if given is None and self.so_args is None:
+            return
+        if self.ignore_eos or self.forced_token_ids is not None:
+            name = "ignore_eos" if self.ignore_eos else "forced_token_ids"
+            raise RequestError(f"{name} and structured output exclude each other; drop one")
 
     def _check_lists(self) -> None:
         strings = self.stop_strings
@@ -180,6 +242,10 @@ class CompletionOutput:
         seed: the seed that reproduces it.
         message: of a conversation, what `text` says in the form of chat completions: `role`,
             `content` and as there are `reasoning_content` and `tool_calls`.
+        structured: of structured output, the part of the text that had to satisfy the demand; None
+            if that never began, or has no single beginning (tool calls).
+        violation: of structured output that ended by itself, what a reader other than the one that
+            enforced it says against `structured`; None if nothing.
     """
 
     index: int
@@ -191,21 +257,47 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     seed: int | None = None
     message: Mapping[str, Any] | None = None
+    structured: str | None = None
+    violation: str | None = None
 
 
 @dataclass(frozen=True)
 class RequestMetrics:
     """Times in seconds on the engine's clock, None until they happen; and what it took.
 
-    `drafts_verified`, `drafts_accepted`: drafts that were checked, and that were right.
+    `drafts_verified_at`, `drafts_accepted_at`: drafts that were checked, and that were right, by
+    place in the block, the first draft first; () without speculation.
     """
 
     arrival: float
     first_token: float | None = None
     finished: float | None = None
     preemptions: int = 0
-    drafts_verified: int = 0
-    drafts_accepted: int = 0
+    drafts_verified_at: tuple[int, ...] = ()
+    drafts_accepted_at: tuple[int, ...] = ()
+
+    @property
+    def drafts_verified(self) -> int:
+        """Drafts that were checked."""
+        return sum(self.drafts_verified_at)
+
+    @property
+    def drafts_accepted(self) -> int:
+        """Drafts that were right."""
+        return sum(self.drafts_accepted_at)
+
+    def joined(self, other: RequestMetrics) -> RequestMetrics:
+        """Of two completions of one prompt together."""
+        ends = [m.finished for m in (self, other) if m.finished is not None]
+        starts = [m.first_token for m in (self, other) if m.first_token is not None]
+        return RequestMetrics(
+            min(self.arrival, other.arrival),
+            min(starts, default=None),
+            max(ends, default=None),
+            self.preemptions + other.preemptions,
+            tuple(map(sum, zip(self.drafts_verified_at, other.drafts_verified_at, strict=True))),
+            tuple(map(sum, zip(self.drafts_accepted_at, other.drafts_accepted_at, strict=True))),
+        )
 
 
 @dataclass(frozen=True)
@@ -250,6 +342,7 @@ class Request:
         stop_ids: ids that end it, the end token included unless ignored.
         bad_words: token sequences that must not be generated.
         cache_salt: pages are shared only among requests of one salt.
+        constrained: masks say which tokens may come.
     """
 
     request_id: str
@@ -262,6 +355,7 @@ class Request:
     stop_ids: frozenset[int] = field(default_factory=frozenset[int])
     bad_words: tuple[tuple[int, ...], ...] = ()
     cache_salt: bytes = b""
+    constrained: bool = False
 
 
 @dataclass(frozen=True)

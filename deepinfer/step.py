@@ -9,7 +9,7 @@ a simulator input and a message to other ranks. Knows nothing of how plans are m
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,7 +144,7 @@ class StepPlan:
         graph_rows: padded number of decoding rows of a captured graph, 0 = eager.
         max_len_hi: bound on the tokens of any row after this step.
         snapshots: windows to keep.
-        masked: rows whose grammar masks follow in `sample`.
+        masked: rows whose grammar masks follow in `sample`, ascending.
         group: agreed rounds of a step over several ranks, 1 on one rank.
     """
 
@@ -197,6 +197,37 @@ def _tuples(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class StepMasks:
+    """What the grammars of `StepPlan.masked` allow in a step; each of these rows is named once.
+
+    Attributes:
+        row: [n] int32, ascending, rows with masks.
+        words: [n, 1 + cap, ceil(vocab / 32)] int32: ids that may come next, then after each draft
+            of the row; bit i of word w stands for id 32 w + i.
+        legal: [n] int32, leading drafts that may be verified, 0..cap; masks behind them are not
+            looked at.
+        free: rows that need no mask in this step, or have ended.
+        late: rows whose masks are not ready; they generate nothing in this step and compute the
+            same position again in the next one.
+    """
+
+    row: NDArray[np.int32]
+    words: NDArray[np.int32]
+    legal: NDArray[np.int32]
+    free: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+
+    @property
+    def any(self) -> bool:
+        """Whether some row is not free."""
+        return bool(len(self.row) or self.late)
+
+    def covers(self, masked: tuple[int, ...]) -> bool:
+        """Whether the rows are those of a plan."""
+        return sorted((*self.row.tolist(), *self.free, *self.late)) == sorted(masked)
+
+
+@dataclass(frozen=True)
 class TopLogprobs:
     """Log-probabilities of generated tokens, aligned with `StepResult.tokens`.
 
@@ -235,6 +266,8 @@ class StepResult:
         flags: [n] int32, bits FLAG_*.
         confidence: [n, cap] fp32, raw confidences (logits) of the drafts for the next step, each
             given that the drafts before it are right; 0 = none.
+        drafts: [n, cap] int32, the drafts for the next step, -1 = none; [0, 0] if nothing proposes
+            any.
         logprobs: of generated tokens, if any row asked for them.
         prompt_logprobs: of prompt tokens computed in this step, for rows that asked for them.
         seconds: time on the device.
@@ -247,6 +280,7 @@ class StepResult:
     tokens: NDArray[np.int32]
     flags: NDArray[np.int32]
     confidence: NDArray[np.float32]
+    drafts: NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 0), np.int32))
     logprobs: TopLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     seconds: float = 0.0

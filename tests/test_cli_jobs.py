@@ -27,7 +27,15 @@ def test_a_file_of_prompts_is_answered_line_by_line(tmp_path, capsys):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     prompts = ['{"prompt": "你好", "id": "a"}', "nonsense", "", '{"prompt_token_ids": [7, 8]}']
     source.write_text("\n".join(prompts), encoding="utf-8")
-    arguments = ["generate", "--model", "nano", "--input", str(source), "--output", str(target)]
+    arguments = [
+        "generate",
+        "--model",
+        "nano-random",
+        "--input",
+        str(source),
+        "--output",
+        str(target),
+    ]
     assert main([*arguments, "--max-tokens", "3"]) == 1
     first, second, third = lines(target)
     assert (first["id"], first["prompt"], len(first["token_ids"])) == ("a", "你好", 3)

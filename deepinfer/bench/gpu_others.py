@@ -1,4 +1,4 @@
-"""Suite of the smaller kernels of a decoding step: head, output, shared expert, attention, choice.
+"""Suite of the smaller kernels of a decoding step: head, output, shared expert, inputs, routing.
 
 Knows nothing of marks.
 """
@@ -14,23 +14,17 @@ from torch import Tensor
 from deepinfer.arch import Record as Format
 from deepinfer.bench import cases
 from deepinfer.bench.measure import Ceilings, Record, graph_us
-from deepinfer.bench.slices import slice_arch
 from deepinfer.ops.attention_inputs import triton as attention_inputs
-from deepinfer.ops.cases import Maker
 from deepinfer.ops.experts.reference import plain_weight
 from deepinfer.ops.formats import dequantise_fp8
 from deepinfer.ops.grouped_output import OutputWeights, triton_low
 from deepinfer.ops.grouped_output import triton as grouped_output
 from deepinfer.ops.head import triton as head
-from deepinfer.ops.index_select import cases as index_cases
-from deepinfer.ops.index_select import triton as index_select
 from deepinfer.ops.norm_quantise import triton as norm_quantise
 from deepinfer.ops.rotation import frequencies, rotation
 from deepinfer.ops.route import triton as route
 from deepinfer.ops.shared_expert import SharedWeights
 from deepinfer.ops.shared_expert import triton as shared_expert
-from deepinfer.ops.sparse_attention import cases as attention_cases
-from deepinfer.ops.sparse_attention import triton as sparse_attention
 
 HIDDEN, INNER, VOCAB, HEADS, WIDTH, GROUPS, LOW = 5120, 2304, 129280, 64, 512, 8, 1024
 TOKENS = (8, 64)
@@ -47,7 +41,7 @@ def bench_others(
     device: torch.device, top: Ceilings, _sweep: bool
 ) -> Iterator[tuple[Record, bool]]:
     """Each kernel at 8 and 64 tokens, weights rotating."""
-    for part in (_head, _shared, _output, _attention, _small):
+    for part in (_head, _shared, _output, _small):
         for name, calls, peer_calls, peer, nbytes, least in part(device):
             ours, spread = graph_us(calls, least)
             other = graph_us(peer_calls, least)[0] if peer_calls else None
@@ -113,28 +107,6 @@ def _projected(o: Tensor, wo_a: Tensor, wo_b: Tensor) -> Tensor:
     grouped = o.unflatten(1, (GROUPS, -1)).transpose(0, 1)
     low = torch.bmm(grouped, wo_a.unflatten(0, (GROUPS, -1)).mT)
     return low.transpose(0, 1).flatten(1) @ wo_b.mT
-
-
-def _attention(device: torch.device) -> Iterator[Case]:
-    make = Maker(slice_arch("ep64"), device=device)
-    pool = _bf16(device, 65536, WIDTH)
-    for tokens in TOKENS:
-        given = attention_cases.case(make, make.batch([(8191, 1)] * tokens), ratio=1)
-        calls: Calls = [partial(sparse_attention.sparse_attention, **given)]
-        chosen = torch.randint(0, len(pool), (tokens, 640), device=device)
-        peers: Calls = [partial(_attended, given["q"], pool, chosen)]
-        keys = 128 * make.records.window.bytes + 512 * make.records.latent.bytes
-        size = tokens * (keys + 2 * HEADS * WIDTH * 2)
-        yield f"sparse_attention T={tokens}", calls, peers, "torch gather, bf16", size, 8
-        index = index_cases.case(make, make.batch([(8191, 1)] * tokens), ratio=1)
-        batch, pages, record = index["batch"], index["pages"], index["record"]
-        scores = partial(index_select.scores, index["queries"], batch, pages, slice(None), record)
-        yield f"index scores 8192 T={tokens}", [scores], [], "", tokens * 8192 * record.bytes, 8
-
-
-def _attended(q: Tensor, pool: Tensor, chosen: Tensor) -> Tensor:
-    keys = pool[chosen]
-    return torch.softmax((q @ keys.mT) * WIDTH**-0.5, -1) @ keys
 
 
 def _small(device: torch.device) -> Iterator[Case]:

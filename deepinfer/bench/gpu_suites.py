@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.bench import cases
+from deepinfer.bench.gpu_attention import bench_attention, bench_sampling
 from deepinfer.bench.gpu_others import bench_others
 from deepinfer.bench.measure import Ceilings, Record, eager_us, graph_us
 from deepinfer.ops.experts import ExpertWeights, experts
@@ -262,5 +263,7 @@ SUITES: dict[str, Callable[[torch.device, Ceilings, bool], Records]] = {
     "linears": bench_linears,
     "boundary": bench_boundary,
     "others": bench_others,
+    "attention": bench_attention,
+    "sampling": bench_sampling,
     "experts": bench_experts,
 }

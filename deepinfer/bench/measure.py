@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -126,10 +126,14 @@ def ceilings(device: torch.device) -> Ceilings:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What the numbers depend on: device, its driver's CUDA, torch, Triton."""
+    """What the numbers depend on: device, its driver's CUDA, torch, Triton ("none" without)."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
     return {
         "device": find_device(str(device)).name,
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
-        "triton": version("triton"),
+        "triton": triton,
     }

@@ -2,7 +2,7 @@
 
 A prompt whose last rows alone run the decoder layers beside one of which all do; a prompt that came
 before beside the same one cold, with each way back for the windows; and the cost of page keys.
-Prompts are random ids. Knows nothing of which numbers are good.
+Prompts are random ids. Knows nothing of which numbers are good, nor of where a network comes from.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from deepinfer.arch import PAGE_TOKENS
 from deepinfer.cache import extend_chain, first_key
-from deepinfer.engine.llm import LLM
+from deepinfer.device import find_device
+from deepinfer.engine.build import build_around
+from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.service import Service
 from deepinfer.errors import ConfigError, DeepinferError
-from deepinfer.request import SamplingParams
+from deepinfer.model.network import Network
+from deepinfer.request import RequestOutput, SamplingParams
 
 Record = dict[str, Any]
 
@@ -31,6 +35,7 @@ _SHORT = 8192  # prompts up to here are timed three times, longer ones once
 _SEED = 7
 _HASHED = 131_072
 _FIRST, _LAST = 100, 2000  # ids of prompts; the vocabulary of the embedded model has 2048
+_CACHE_BYTES = 1 << 30  # most memory of an engine's pools; they take what one prompt needs
 _ENGINES: Mapping[str, Mapping[str, Any]] = {
     "off": {"decoder_replay": "off", "enable_prefix_caching": False},
     "snapshot": {},  # the defaults
@@ -43,17 +48,21 @@ class Prompts:
     """Seconds to the first token of random prompts.
 
     Args:
-        directory: the checkpoint.
+        network: which computes; all engines share it.
         longest: tokens of the longest prompt.
     """
 
-    def __init__(self, directory: Path, longest: int):
-        shape: dict[str, Any] = {
-            "max_num_seqs": 1,
-            "max_model_len": longest + PAGE_TOKENS,
-            "device": "cpu",
+    def __init__(self, network: Network, longest: int):
+        shape = EngineOptions(
+            device=str(network.device),
+            max_num_seqs=1,
+            max_model_len=longest + PAGE_TOKENS,
+            kv_cache_memory_bytes=_CACHE_BYTES,
+        )
+        self._services: dict[str, Service] = {
+            name: build_around(network, replace(shape, **own), model=b"").service
+            for name, own in _ENGINES.items()
         }
-        self._engines = {name: LLM(directory, **shape, **own) for name, own in _ENGINES.items()}
         self._ids = random.Random(_SEED)
 
     def fresh(self, tokens: int) -> list[int]:
@@ -62,19 +71,21 @@ class Prompts:
 
     def first_token(self, engine: str, prompt: list[int]) -> tuple[float, int]:
         """Seconds from arrival to the first token, and the cached tokens, of one request alone."""
+        service = self._services[engine]
         params = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
-        output = self._engines[engine].generate(
-            {"prompt_token_ids": prompt}, params, use_tqdm=False
-        )[0]
-        metrics = output.metrics
-        if output.error is not None or metrics is None or metrics.first_token is None:
-            raise DeepinferError(f"a prompt of {len(prompt)} tokens failed: {output.error}")
-        return metrics.first_token - metrics.arrival, output.num_cached_tokens
+        service.add("alone", {"prompt_token_ids": prompt}, params)
+        outputs: list[RequestOutput] = []
+        while not service.idle:
+            outputs += service.step()
+        metrics = outputs[-1].metrics
+        if outputs[-1].error is not None or metrics is None or metrics.first_token is None:
+            raise DeepinferError(f"{len(prompt)} prompt tokens failed: {outputs[-1].error}")
+        return metrics.first_token - metrics.arrival, outputs[-1].num_cached_tokens
 
     def reset(self) -> None:
         """Forget what came before."""
-        for engine in self._engines.values():
-            engine.reset_prefix_cache()
+        for service in self._services.values():
+            service.core.scheduler.reset_prefix_cache()
 
 
 def hashing_us(ids: Sequence[int]) -> float:
@@ -127,11 +138,14 @@ def _record(name: str, tokens: int, before: float, after: float) -> Record:
     }
 
 
-def run(directory: Path, lengths: Sequence[int] = LENGTHS, *, json: bool = False) -> list[Record]:
+def run(
+    network: Network, name: str, lengths: Sequence[int] = LENGTHS, *, json: bool = False
+) -> list[Record]:
     """Measure all lengths and the hashing, and print them.
 
     Args:
-        directory: the checkpoint, e.g. of the embedded model.
+        network: loaded weights, of the embedded model or of a slice.
+        name: of the model, for the records.
         lengths: of prompts, each longer than a page.
         json: one line of JSON a record instead of a table.
 
@@ -143,7 +157,10 @@ def run(directory: Path, lengths: Sequence[int] = LENGTHS, *, json: bool = False
     """
     if not lengths or min(lengths) <= PAGE_TOKENS:
         raise ConfigError(f"lengths {list(lengths)}: use numbers above {PAGE_TOKENS}")
+    device = find_device(str(network.device))
     around = {
+        "model": name,
+        "device": device.name,
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
@@ -154,21 +171,23 @@ def run(directory: Path, lengths: Sequence[int] = LENGTHS, *, json: bool = False
 
     def report(record: Record) -> None:
         records.append(record | around)
-        if json:
-            print(json_text.dumps(records[-1]), flush=True)
-        elif "ratio" in record:
-            print(
-                f"{record['name']:20s} {record['before_seconds']:9.3f} s -> "
-                f"{record['after_seconds']:9.3f} s  {record['ratio']:7.2f} x",
-                flush=True,
-            )
-        else:
-            print(f"{record['name']:20s} {record['us_per_token']:.4f} us a token", flush=True)
+        print(json_text.dumps(records[-1]) if json else _line(record), flush=True)
 
-    prompts = Prompts(directory, max(lengths))
+    prompts = Prompts(network, max(lengths))
     report({"name": "hashing", "us_per_token": round(hashing_us(prompts.fresh(_HASHED)), 5)})
     prompts.first_token("snapshot", prompts.fresh(PAGE_TOKENS))  # threads and pages warm up
     for tokens in lengths:
+        if device.memory_bytes is not None:  # kernels are compiled for the sizes that they meet
+            measure(prompts, tokens, 1)
         for record in measure(prompts, tokens, 3 if tokens <= _SHORT else 1):
             report(record)
     return records
+
+
+def _line(record: Record) -> str:
+    if "ratio" not in record:
+        return f"{record['name']:20s} {record['us_per_token']:.4f} us a token"
+    return (
+        f"{record['name']:20s} {record['before_seconds']:9.3f} s -> "
+        f"{record['after_seconds']:9.3f} s  {record['ratio']:7.2f} x"
+    )

@@ -14,11 +14,11 @@ from typing import TypedDict
 import numpy as np
 
 from deepinfer.request import Request, SamplingParams
-from deepinfer.scheduler import THROUGHPUT, Limits, Scheduler
+from deepinfer.scheduler import THROUGHPUT, Drafting, Limits, Scheduler
 from deepinfer.step import FLAG_LIMIT, StepPlan, StepResult
 
 ROWS = (64, 256, 512)
-DRAFTS = (0, 3)
+DRAFTS = ((0, False), (3, False), (5, True))  # and whether adaptive
 _PROMPT = 120
 _STEPS = 600
 _WARM_UP = 150
@@ -36,6 +36,7 @@ class SchedulerRecord(TypedDict):
     name: str
     rows: int
     drafts: int
+    adaptive: bool
     turnover: float
     us_per_row: float
     plan_us_per_row: float
@@ -51,12 +52,15 @@ class _Tally:
     """A device that only counts: lengths and limits, no tokens.
 
     Of a row's drafts as many are accepted as (row + step) mod (drafts + 1) says: half of them.
+    Confidences are random, and a step of many tokens takes longer, so that a planner may choose.
     """
 
     def __init__(self, limits: Limits):
         self.drafts = limits.max_draft
         self.length, self.limit = np.zeros((2, limits.num_slots + 1), np.int64)
         self.decoding = np.zeros(0, np.int64)
+        confidence = np.random.default_rng(0).normal(1, 1, (limits.num_slots * 2, self.drafts))
+        self._confidence = confidence.astype(np.float32)
 
     def run(self, plan: StepPlan) -> StepResult:
         for admit in plan.admit:
@@ -84,7 +88,8 @@ class _Tally:
             accepted=accepted.astype(np.int32),
             tokens=tokens.astype(np.int32),
             flags=np.where(ended, FLAG_LIMIT, 0).astype(np.int32),
-            confidence=np.zeros((len(row), self.drafts), np.float32),
+            confidence=self._confidence[plan.number % 64 :][: len(row)].copy(),
+            seconds=4e-3 + 1e-3 * ((len(row) + plan.draft_budget) // 64),
         )
 
 
@@ -105,7 +110,7 @@ def loop_ns() -> float:
     return best / _LOOP * 1e9
 
 
-def measure(rows: int, drafts: int, loop: float) -> SchedulerRecord:
+def measure(rows: int, drafts: int, adaptive: bool, loop: float) -> SchedulerRecord:
     """One point: `rows` requests decode at all times, one in a hundred ends in a step."""
     limits = Limits(
         num_pages=rows * 8,
@@ -114,9 +119,11 @@ def measure(rows: int, drafts: int, loop: float) -> SchedulerRecord:
         max_num_batched_tokens=8192,
         max_num_seqs=rows,
         max_draft=drafts,
+        drafting=Drafting(adaptive),
     )
     scheduler, device = Scheduler(limits, THROUGHPUT), _Tally(limits)
     verified = min(1.0, THROUGHPUT.draft_tokens / (rows * drafts)) if drafts else 0.0
+    verified = 0.8 if adaptive else verified
     mean = round(100 * (1 + drafts / 2 * verified))  # tokens; a request ends after 100 steps
     added = finished = 0
     ended = rows + rows // 8  # so many are added in the next step
@@ -146,6 +153,7 @@ def measure(rows: int, drafts: int, loop: float) -> SchedulerRecord:
         name="scheduler",
         rows=rows,
         drafts=drafts,
+        adaptive=adaptive,
         turnover=round(finished / (_STEPS * rows), 4),
         us_per_row=round(total, 3),
         plan_us_per_row=round(planning * scale, 3),
@@ -158,6 +166,11 @@ def measure(rows: int, drafts: int, loop: float) -> SchedulerRecord:
     )
 
 
+def drafts_of(record: SchedulerRecord) -> str:
+    """Drafts a row in words."""
+    return f"up to {record['drafts']}" if record["adaptive"] else str(record["drafts"])
+
+
 def run(json: bool) -> list[SchedulerRecord]:
     """Measure all points and print them.
 
@@ -165,17 +178,17 @@ def run(json: bool) -> list[SchedulerRecord]:
         json: one line of JSON a point instead of a table.
     """
     loop = loop_ns()
-    records = [measure(rows, drafts, loop) for drafts in DRAFTS for rows in ROWS]
+    records = [measure(rows, *drafts, loop) for drafts in DRAFTS for rows in ROWS]
     if json:
         for record in records:
             print(jsonlib.dumps(record))
         return records
     print(
-        f"{'rows':>5} {'drafts':>6} {'ends':>6} {'us/row':>7} {'plan':>7} {'apply':>7}  loops/row"
+        f"{'rows':>5} {'drafts':>8} {'ends':>6} {'us/row':>7} {'plan':>7} {'apply':>7}  loops/row"
     )
     for r in records:
         print(
-            f"{r['rows']:5} {r['drafts']:6} {r['turnover']:6.2%} {r['us_per_row']:7.3f} "
+            f"{r['rows']:5} {drafts_of(r):>8} {r['turnover']:6.2%} {r['us_per_row']:7.3f} "
             f"{r['plan_us_per_row']:7.3f} {r['apply_us_per_row']:7.3f}  {r['loops_per_row']:9.1f}"
         )
     print(f"one turn of a plain loop: {loop:.1f} ns, Python {sys.version.split()[0]}")

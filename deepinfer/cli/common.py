@@ -34,15 +34,17 @@ _ENGINE = (
     "enable_prefix_caching",
     "deterministic",
     "enforce_eager",
+    "cudagraph_capture_sizes",
+    "step_timeout_s",
 )
 
 
 def model_directory(name: str) -> Path:
-    """The checkpoint directory that a model name means; builds `nano` at its first use."""
+    """The checkpoint directory that a model name means; builds one at its first use if need be."""
     from deepinfer.engine.resolve import resolve_model
-    from deepinfer.nano.build import nano_directory
+    from deepinfer.nano.build import builtin_models
 
-    return resolve_model(name, {"nano": lambda: nano_directory(cache_dir())})
+    return resolve_model(name, builtin_models(cache_dir))
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +100,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="verify N drafts of the checkpoint's draft stages a step and row (0)",
     )
     group.add_argument(
+        "--speculative-policy",
+        choices=("fixed", "adaptive", "off"),
+        help="who chooses how many of N drafts (3) are verified: fixed = always all; adaptive = as "
+        "many as pay, by measured time and the drafter's confidence; off = none",
+    )
+    group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -121,6 +129,20 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--enforce-eager", action="store_true", default=None, help="capture no graphs on a GPU"
     )
     group.add_argument(
+        "--cudagraph-capture-sizes",
+        type=int,
+        nargs="+",
+        metavar="ROWS",
+        help="capture decoding steps of these numbers of rows at the start; default: sizes for "
+        "--max-num-seqs, when they come twice",
+    )
+    group.add_argument(
+        "--step-timeout-s",
+        type=float,
+        metavar="SECONDS",
+        help="name a step in the log that takes longer; it goes on (default: never)",
+    )
+    group.add_argument(
         "--no-async-scheduling",
         action="store_true",
         help="read each step's result before the next one is planned",
@@ -130,11 +152,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def open_llm(args: argparse.Namespace, recorder: Recorder | None = None) -> LLM:
     """The engine that `add_engine` describes."""
     from deepinfer.api import LLM
+    from deepinfer.nano.build import RANDOM_NOTE, is_random
 
     options: dict[str, Any] = {name: getattr(args, name) for name in _ENGINE}
     options["speculative_config"] = speculation(args)
-    if args.model == "nano" and args.load_format == "auto":
-        print("note: nano has random weights; its answers mean nothing", file=sys.stderr)
+    if is_random(args.model) and args.load_format == "auto":
+        print(RANDOM_NOTE, file=sys.stderr)
     return LLM(
         args.model,
         verbose=sys.stderr.isatty(),
@@ -145,10 +168,13 @@ def open_llm(args: argparse.Namespace, recorder: Recorder | None = None) -> LLM:
     )
 
 
-def speculation(args: argparse.Namespace) -> dict[str, int] | None:
+def speculation(args: argparse.Namespace) -> dict[str, object] | None:
     """`speculative_config` of the arguments; None if they do not say."""
-    count = args.num_speculative_tokens
-    return None if count is None else {"num_speculative_tokens": count}
+    said = {
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "policy": args.speculative_policy,
+    }
+    return {name: value for name, value in said.items() if value is not None} or None
 
 
 def parse_ops(wishes: list[str]) -> dict[str, str]:

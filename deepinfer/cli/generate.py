@@ -18,9 +18,11 @@ from deepinfer.cli.common import (
     open_llm,
     reader,
 )
+from deepinfer.cli.structure import add_structure, response_format, structure
 from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from deepinfer.engine.border import Prompt
     from deepinfer.engine.jobs import AnswerFile, Job, Record
     from deepinfer.engine.record import FileRecorder
     from deepinfer.request import RequestOutput, SamplingParams
@@ -56,6 +58,12 @@ def add(subparsers: Subparsers) -> None:
         action="store_true",
         help="keep the answers that --output already holds and compute the others",
     )
+    parser.add_argument(
+        "--chat", action="store_true", help="a prompt is a user's message; answers have a message"
+    )
+    parser.add_argument(
+        "--no-thinking", action="store_true", help="with --chat: answer without reasoning"
+    )
     parser.add_argument("--trace", help="write plans and digests of results (see replay)")
     parser.add_argument("--statistics", help="write one JSON line a step")
     group = parser.add_argument_group("sampling", "values for lines that have none of their own")
@@ -65,6 +73,7 @@ def add(subparsers: Subparsers) -> None:
     group.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
     group.add_argument("--sampling-seed", type=int, help="seed of every line without its own")
+    add_structure(parser)
     parser.set_defaults(run=run)
 
 
@@ -72,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the job; returns the exit code."""
     from deepinfer.engine.jobs import AnswerFile, parse_lines
 
+    if args.no_thinking and not args.chat:
+        raise ConfigError("--no-thinking needs --chat: a plain prompt is continued as it stands")
     if args.resume and args.output is None:
         raise ConfigError("--resume needs --output, the file to go on with")
     jobs = list(parse_lines(input_lines(args), _defaults(args)))
@@ -110,6 +121,8 @@ def _defaults(args: argparse.Namespace) -> SamplingParams:
         stop_token_ids=args.stop_token_ids,
         ignore_eos=args.ignore_eos,
         seed=args.sampling_seed,
+        # A conversation says it itself where it can, so that the model reads it.
+        structured_outputs=None if args.chat and response_format(args) else structure(args),
     )
 
 
@@ -148,19 +161,39 @@ def _answer(args: argparse.Namespace, jobs: Sequence[Job], file: AnswerFile | No
             file.write(record)
             tqdm.write(_shown(job, output), file=sys.stdout)
 
+    runnable: list[tuple[int, Job, Prompt]] = []
     for place, job in enumerate(jobs):
-        if job.error is not None:
-            give(place, RequestOutput(job.name, None, (), (), error=job.error))
-    runnable = [(i, job, job.prompt) for i, job in enumerate(jobs) if job.prompt is not None]
+        error = job.error
+        if error is None and args.chat and not isinstance(job.prompt, str):
+            error = "--chat reads messages as text, not as ids"
+        if error is not None:
+            give(place, RequestOutput(job.name, None, (), (), error=error))
+        elif job.prompt is not None:
+            runnable.append((place, job, job.prompt))
     if runnable:
         with _recorder(args) as recorder, open_llm(args, recorder=recorder) as llm:
-            llm.generate(
-                [prompt for _, _, prompt in runnable],
-                [job.params for _, job, _ in runnable],
-                priority=[job.priority for _, job, _ in runnable],
-                on_output=lambda i, output: give(runnable[i][0], output),
-            )
+            params = [job.params for _, job, _ in runnable]
+            prompts = [prompt for _, _, prompt in runnable]
+
+            def done(i: int, output: RequestOutput) -> None:
+                give(runnable[i][0], output)
+
+            if args.chat:
+                talks = [[{"role": "user", "content": prompt}] for prompt in prompts]
+                llm.chat(talks, params, on_output=done, **_request(args))
+            else:
+                ranks = [job.priority for _, job, _ in runnable]
+                llm.generate(prompts, params, priority=ranks, on_output=done)
     return failed
+
+
+def _request(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of every chat request."""
+    request: dict[str, Any] = {}
+    if args.no_thinking:
+        request["thinking"] = {"type": "disabled"}
+    wanted = response_format(args)
+    return request if wanted is None else {**request, "response_format": wanted}
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from deepinfer.cli.common import Subparsers, model_directory
@@ -28,4 +29,9 @@ def run(args: argparse.Namespace) -> int:
     path = Path(args.model)
     facts = report(load_arch(path if path.exists() else model_directory(args.model)))
     print(report_json(facts) if args.json else format_report(facts))
+    if not path.exists():
+        from deepinfer.nano.build import RANDOM_NOTE, is_random
+
+        if is_random(args.model):
+            print(RANDOM_NOTE, file=sys.stderr)
     return 0

@@ -45,11 +45,14 @@ def run(args: argparse.Namespace) -> int:
                 "why": chosen.reason,
                 "order_class": chosen.implementation.order_class,
                 "batch_invariant": chosen.implementation.batch_invariant,
+                "graph_safe": chosen.implementation.graph_safe,
             }
         )
     if args.json:
         print(json.dumps({"device": device.arch, "ops": rows}))
         return 0
     for row in rows:
-        print(f"{row['op']:18} {row['chosen']:10} of {row['implementations']}: {row['why']}")
+        graphs = "graph-safe" if row["graph_safe"] else "no graphs"
+        told = f"{row['chosen']:10} {graphs:10} of {row['implementations']}: {row['why']}"
+        print(f"{row['op']:18} {told}")
     return 0

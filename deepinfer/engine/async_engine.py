@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from deepinfer.engine.border import Prompt
+from deepinfer.engine.constrained import Demand
 from deepinfer.engine.outputs import died
 from deepinfer.engine.service import Service
 from deepinfer.engine.watchdog import Watchdog
 from deepinfer.errors import DeepinferError, RequestError
+from deepinfer.grammar import Grammar
 from deepinfer.request import RequestOutput, SamplingParams
 
 _LOG = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        demand: Demand | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Serve a request; yields its whole state after each change, the last one `finished`.
 
@@ -92,12 +95,13 @@ class AsyncEngine:
             prompt: as in `LLM.generate`.
             params: None means `SamplingParams()`.
             priority: smaller goes first.
+            demand: what the output must satisfy, besides what `params` say.
 
         Raises:
             RequestError: it cannot be served: bad input (400), name in use (409), queue full (429),
                 or the engine drains, is closed or dead (503).
         """
-        stream = await self.add(request_id, prompt, params, priority=priority)
+        stream = await self.add(request_id, prompt, params, priority=priority, demand=demand)
         finished = False
         try:
             while not finished:
@@ -115,8 +119,11 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
+        demand: Demand | None = None,
     ) -> asyncio.Queue[RequestOutput]:
         """Queue a request; its results arrive in the returned queue.
+
+        Structured output is compiled before this returns.
 
         Raises:
             RequestError: as in `stream`.
@@ -125,10 +132,16 @@ class AsyncEngine:
         accepted: Future[None] = Future()
 
         def enter() -> None:
+            if not accepted.set_running_or_notify_cancel():  # the caller has left
+                self._forget(request_id)
+                return
             try:
                 with self._lock:
                     self._check_alive()
-                self._service.add(request_id, prompt, params or SamplingParams(), priority=priority)
+                wanted = params or SamplingParams()
+                grammar = self._service.add(
+                    request_id, prompt, wanted, priority=priority, demand=demand
+                )
             except RequestError as error:
                 self._forget(request_id)
                 accepted.set_exception(error)
@@ -136,7 +149,7 @@ class AsyncEngine:
                 accepted.set_exception(RequestError(f"the engine died: {error}", 503))
                 raise
             else:
-                accepted.set_result(None)
+                _accept(grammar, accepted)
 
         with self._lock:  # the call is queued under it, so that a dying engine sees it
             self._check_open()
@@ -147,7 +160,11 @@ class AsyncEngine:
             self._streams[request_id] = stream
             self._idle.clear()
             self._calls.put(enter)
-        await asyncio.wrap_future(accepted)
+        try:
+            await asyncio.wrap_future(accepted)
+        except asyncio.CancelledError:
+            self.abort(request_id)
+            raise
         return stream.results
 
     def abort(self, request_id: str) -> None:
@@ -207,7 +224,7 @@ class AsyncEngine:
         except BaseException as error:  # noqa: BLE001 - a bug ends the engine, with every request answered
             self._die(error)
         finally:
-            self._service.core.close()
+            self._service.close()
 
     def _take_calls(self, *, wait: bool) -> None:
         try:
@@ -242,3 +259,22 @@ class AsyncEngine:
         for name, stream in streams.items():
             stream.put(died(name, None, error))
         self._take_calls(wait=False)  # what was queued refuses itself now
+
+
+def _accept(grammar: Future[Grammar] | None, accepted: Future[None]) -> None:
+    """Say that a request was accepted, as soon as its grammar is there."""
+
+    def compiled(grammar: Future[Grammar]) -> None:
+        try:
+            grammar.result()
+        except RequestError as error:
+            accepted.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - it belongs to who waits for the answer
+            accepted.set_exception(RequestError(f"not compiled: {type(error).__name__}: {error}"))
+        else:
+            accepted.set_result(None)
+
+    if grammar is None:
+        accepted.set_result(None)
+    else:
+        grammar.add_done_callback(compiled)

@@ -156,6 +156,7 @@ class Border:
         priority: int = 0,
         arrival: float = 0.0,
         cache_salt: bytes = b"",
+        constrained: bool = False,
     ) -> list[Request]:
         """The `n` core requests of one checked prompt.
 
@@ -167,6 +168,7 @@ class Border:
             priority: smaller goes first.
             arrival: seconds on the engine's clock.
             cache_salt: of the prompt.
+            constrained: masks say which tokens may come.
         """
         self.check_params(params)
         bad_words = self._bad_words(params)
@@ -190,6 +192,7 @@ class Border:
                 stop_ids=frozenset((*end, *(params.stop_token_ids or ()))),
                 bad_words=bad_words,
                 cache_salt=cache_salt,
+                constrained=constrained,
             )
             for sample in range(params.n)
         ]

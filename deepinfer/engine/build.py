@@ -17,10 +17,10 @@ from deepinfer.device import Device, find_device
 from deepinfer.engine.border import Border
 from deepinfer.engine.core import EngineCore, Recorder
 from deepinfer.engine.options import EngineOptions, MemoryPlan, plan_memory
-from deepinfer.engine.profile import profile
 from deepinfer.engine.service import Service
 from deepinfer.engine.sharing import caching, decoder_rows, draft_tokens, fingerprint
 from deepinfer.engine.tokenizer import TextTokenizer
+from deepinfer.engine.warm import warm_up
 from deepinfer.engine.watchdog import Watchdog
 from deepinfer.model.load import LoadOptions, load_network, resident_bytes
 from deepinfer.model.network import Network
@@ -58,12 +58,49 @@ def build_service(
     Raises:
         DeepinferError: the model cannot be loaded as asked for.
     """
-    times = [time.monotonic()]
+    started = time.monotonic()
     device = find_device(options.device)
     packing: list[float] = []
     network = load(directory, device, options, packed=packing.append)
     device.synchronize()
-    times.append(time.monotonic())
+    seconds = time.monotonic() - started
+    text = _tokenizer(tokenizer or directory, network.arch, required=tokenizer is not None)
+    built = build_around(
+        network,
+        options,
+        model=fingerprint(directory, options),
+        text=text,
+        recorder=recorder,
+        measured=True,
+    )
+    weights = f"weights {seconds:.2f} s (of which packing {sum(packing):.2f} s)"
+    return replace(built, phases=(f"{weights}, {built.phases[0]}", *built.phases[1:]))
+
+
+def build_around(
+    network: Network,
+    options: EngineOptions,
+    *,
+    model: bytes,
+    text: TextTokenizer | None = None,
+    recorder: Recorder | None = None,
+    measured: bool = False,
+) -> Built:
+    """Put an engine around a loaded network.
+
+    Args:
+        network: loaded weights; the engine runs on their device.
+        options: see `LLM`; those of loading are not looked at.
+        model: identifies the weights, see `with_sharing`.
+        text: tokenizer, None for ids only.
+        recorder: told of every plan and result.
+        measured: on a GPU, run a step of the largest size to see the memory that it needs.
+
+    Raises:
+        ConfigError: the limits do not fit the memory or each other.
+    """
+    started = time.monotonic()
+    device = find_device(str(network.device))
     memory = plan_memory(
         network.arch,
         network.records,
@@ -72,23 +109,23 @@ def build_service(
         device.memory_bytes,
         weight_bytes=resident_bytes(network.weights),
     )
-    text = _tokenizer(tokenizer or directory, network.arch, required=tokenizer is not None)
     border = Border(network.arch, text, memory.limits.max_model_len, options.max_logprobs)
-    limits = with_sharing(memory.limits, network, options, fingerprint(directory, options))
+    limits = with_sharing(memory.limits, network, options, model)
     core = build_core(network, limits, options, recorder=recorder)
     seeds = random.Random(options.seed)
     service = Service(border, core, lambda: seeds.getrandbits(64))
-    times.append(time.monotonic())
-    captured = _warm_up(core, options)
-    times.append(time.monotonic())
-    timed = _profile(core, options)
-    times.append(time.monotonic())
+    pools = time.monotonic() - started
+    warmth = warm_up(core, device, options, measured=measured)
+    memory = replace(
+        memory,
+        workspace_bytes=warmth.workspace,
+        step_tokens=warmth.step_tokens,
+        graph_bytes=warmth.graph_bytes,
+    )
     obstacles = graph_obstacles(network, device, options)
     sizes = ", ".join(str(size) for size in options.graph_sizes())
     phases = (
-        f"weights {times[1] - times[0]:.2f} s (of which packing {sum(packing):.2f} s), pools "
-        f"{times[2] - times[1]:.2f} s, capture of {captured} graphs {times[3] - times[2]:.2f} s, "
-        f"times of {timed} steps {times[4] - times[3]:.2f} s",
+        f"pools {pools:.2f} s, {warmth.lines}",
         f"decoding without graphs: {'; '.join(obstacles)}"
         if obstacles
         else f"decoding steps of {sizes} rows are captured, at the latest when they come twice",
@@ -172,6 +209,7 @@ def build_core(
         snapshots=0 if limits.caching is None else limits.caching.snapshots,
         compact=options.decoder_replay != "mask",
         proposer=DraftStages(network, limits.max_draft) if limits.max_draft else None,
+        verification=options.speculative().verification,
     )
     scheduler = Scheduler(limits, POLICIES[options.policy], end_id=network.arch.eos_token_id)
     limit = options.step_timeout_s
@@ -183,26 +221,6 @@ def build_core(
         recorder=recorder,
         watchdog=None if limit is None else Watchdog(limit),
     )
-
-
-def _warm_up(core: EngineCore, options: EngineOptions) -> int:
-    """Capture the sizes that were asked for by number; returns the number of graphs."""
-    runner, sizes = core.runner, options.cudagraph_capture_sizes
-    assert isinstance(runner, TorchRunner)
-    if core.scheduler.limits.graph_sizes and sizes is not None:
-        adaptive = core.scheduler.limits.drafting.adaptive
-        most = core.scheduler.limits.max_draft
-        runner.warm_up(sizes, range(most + 1) if adaptive else None)
-    return runner.captures.graphs
-
-
-def _profile(core: EngineCore, options: EngineOptions) -> int:
-    """Time steps if budgets of drafts are chosen by time; returns the number of steps."""
-    seconds = options.speculative().profile_seconds
-    if not (seconds and core.scheduler.limits.drafting.adaptive):
-        return 0
-    assert isinstance(core.runner, TorchRunner)
-    return profile(core.scheduler, core.runner, seconds, core.clock)
 
 
 def _tokenizer(directory: Path, arch: Arch, *, required: bool) -> TextTokenizer | None:

@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from deepinfer.engine.border import TokensPrompt
+from deepinfer.engine.constrained import Demand
 from deepinfer.errors import CheckpointError, RequestError
+from deepinfer.grammar import AT_ONCE, AtEach, Constraint, Tool, tool_calls
+from deepinfer.grammar.tool_calls import DSML
 from deepinfer.recipe import (
     ChatCompletionRequest,
     ChatCompletionResponse,
+    Conversation,
     ConversationRequest,
     ConversionError,
     ConversionOptions,
@@ -35,6 +40,11 @@ class ChatPrompt(NamedTuple):
 
     ids: list[int]
     request: ConversationRequest
+
+    @property
+    def tokens(self) -> TokensPrompt:
+        """The ids as a prompt."""
+        return {"prompt_token_ids": self.ids}
 
 
 class ChatCodec:
@@ -65,17 +75,37 @@ class ChatCodec:
                 `thinking`, `reasoning_effort`, `response_format`.
 
         Raises:
-            RequestError: the conversation is malformed, holds images, or asks for an output form
-                that is not enforced here.
+            RequestError: the conversation is malformed or holds images.
         """
         request = self.convert(body)
-        constraint = request.inference_options.output_constraint
-        if constraint is not None and constraint.kind != "tool_call":
-            raise RequestError(
-                f"an output that must match ({constraint.kind}) is not enforced yet; leave "
-                "response_format and tool_choice 'required' out"
-            )
         return ChatPrompt(self.encode(request), request)
+
+    def demand(self, prompt: ChatPrompt) -> Demand | None:
+        """What the answer must satisfy by the conversation's own words; None = nothing.
+
+        Raises:
+            RequestError: its tools cannot be written as a grammar.
+        """
+        wish = prompt.request.inference_options.output_constraint
+        if wish is None:
+            return None
+        if wish.kind == "regex":
+            return Demand(Constraint("regex", wish.schema))
+        if wish.kind == "json":
+            kind = "json_schema" if wish.schema else "json_object"
+            return Demand(Constraint(kind, wish.schema))
+        tools, required = _tools(wish.schema), wish.kind == "tool_call_required"
+        answer = _answer(prompt.request.conversation)
+        if required or answer is None:
+            start = AT_ONCE if required else AtEach(self._mark(), b"<")
+            return Demand(tool_calls(tools, "v4.1", required=required), start)
+        return Demand(tool_calls(tools, "v4.1", required=False, answer=answer))
+
+    def _mark(self) -> int:
+        ids = self.tokenizer.encode(DSML)
+        if len(ids) != 1:
+            raise RequestError(f"tool calls need the token {DSML}, which this tokenizer lacks")
+        return ids[0]
 
     def convert(self, body: Mapping[str, Any]) -> ConversationRequest:
         """The conversation of a request, which may ask for any form of output.
@@ -186,6 +216,22 @@ def _loaded(directory: Path) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except RuntimeError as error:
         raise CheckpointError(str(file), [str(error)]) from error
+
+
+def _answer(conversation: Conversation) -> Constraint | None:
+    """What an answer beside tools must satisfy if it is no call; the codec tells of the tools."""
+    if conversation.response_schema is not None:
+        return Constraint("json_schema", json.dumps(conversation.response_schema))
+    if conversation.response_format == "json_object":
+        return Constraint("json_object", "")
+    regex = conversation.response_regex
+    return None if regex is None else Constraint("regex", regex)
+
+
+def _tools(schema: str) -> list[Tool]:
+    """Tools of a constraint of the codec, a JSON array of functions."""
+    functions = [entry["function"] for entry in json.loads(schema)]
+    return [Tool(f["name"], f["parameters"], bool(f["strict"])) for f in functions]
 
 
 def _message(error: ConversionError) -> str:

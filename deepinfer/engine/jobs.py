@@ -12,12 +12,18 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from deepinfer.engine.border import Prompt
 from deepinfer.engine.outputs import ENGINE_DIED
 from deepinfer.errors import ConfigError, RequestError
-from deepinfer.request import CompletionOutput, RequestOutput, SamplingParams, ScoreOutput
+from deepinfer.request import (
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    ScoreOutput,
+    StructuredOutputsParams,
+)
 
 Record = dict[str, object]
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
@@ -101,10 +107,15 @@ def _prompt(key: str, value: object) -> Prompt:
 
 def _params(defaults: SamplingParams, values: Mapping[str, object]) -> SamplingParams:
     """`defaults` with some values replaced and checked."""
-    bias = values.get("logit_bias")
+    bias, form = values.get("logit_bias"), values.get("structured_outputs")
     if isinstance(bias, dict):  # JSON has no integer keys
         values = dict(values) | {"logit_bias": _biases(cast("Record", bias))}
+    if values.keys() & {"structured_outputs", "so_args"}:  # either goes before the defaults of both
+        values = {"structured_outputs": None, "so_args": None} | dict(values)
     try:
+        if isinstance(form, dict):
+            own = StructuredOutputsParams(**cast("dict[str, Any]", form))
+            values = dict(values) | {"structured_outputs": own}
         return dataclasses.replace(defaults, **values)  # pyright: ignore[reportArgumentType]
     except TypeError as error:
         raise RequestError(f"sampling values {dict(values)}: {error}") from error
@@ -139,6 +150,9 @@ def _completion(completion: CompletionOutput) -> Record:
         "stop_reason": completion.stop_reason,
         "seed": completion.seed,
     }
+    for name in ("message", "structured", "violation"):
+        if (value := getattr(completion, name)) is not None:
+            record[name] = value
     if completion.logprobs is not None:
         record["cumulative_logprob"] = completion.cumulative_logprob
         record["logprobs"] = [_entries(e) for e in completion.logprobs]

@@ -10,14 +10,23 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from deepinfer.engine.border import Prompt
 from deepinfer.engine.build import build_service
 from deepinfer.engine.chat import ChatCodec, ChatPrompt
-from deepinfer.engine.core import Recorder, Runner
+from deepinfer.engine.core import EngineCore, Recorder, Runner
+from deepinfer.engine.inputs import (
+    Conversation,
+    Job,
+    as_list,
+    conversations,
+    one_each,
+    prompt_of,
+    scored,
+)
 from deepinfer.engine.options import options_from
 from deepinfer.engine.outputs import died, failed
 from deepinfer.engine.resolve import resolve_model
@@ -26,8 +35,6 @@ from deepinfer.errors import ConfigError, DeepinferError, RequestError
 from deepinfer.request import RequestOutput, SamplingParams, ScoreOutput
 
 _LOG = logging.getLogger(__name__)
-Conversation: TypeAlias = Sequence[Mapping[str, Any]]
-_Job: TypeAlias = tuple[Prompt, SamplingParams, int] | RequestError
 
 
 class LLM:
@@ -113,10 +120,11 @@ class LLM:
             ValueError: lists of different length.
             Exception: what killed the engine, if no prompt had a result, so that nothing is lost.
         """
-        items = _as_list(prompts)
-        params = _one_each("sampling_params", sampling_params, len(items), SamplingParams())
-        ranks = _one_each("priority", priority, len(items), 0)
-        return self._serve(list(zip(items, params, ranks, strict=True)), use_tqdm, on_output)
+        items = as_list(prompts)
+        params = one_each("sampling_params", sampling_params, len(items), SamplingParams())
+        ranks = one_each("priority", priority, len(items), 0)
+        jobs = [Job(*item) for item in zip(items, params, ranks, strict=True)]
+        return self._serve(jobs, use_tqdm, on_output)
 
     def chat(
         self,
@@ -138,7 +146,7 @@ class LLM:
             use_tqdm: show progress on standard error.
             on_output: as in `generate`.
             request: other fields of chat completions: `tool_choice`, `thinking`,
-                `reasoning_effort`.
+                `reasoning_effort`, `response_format`.
 
         Returns:
             One result a conversation, in order; `message` of a completion has what the text says.
@@ -148,17 +156,17 @@ class LLM:
             ConfigError: the model has no tokenizer.
         """
         self._check_alive()
-        items = _conversations(messages)
-        params = _one_each("sampling_params", sampling_params, len(items), None)
+        items = conversations(messages)
+        params = one_each("sampling_params", sampling_params, len(items), None)
         codec = self._chat_codec()
         body = {**request} if tools is None else {**request, "tools": list(tools)}
         prompts: list[ChatPrompt | None] = []
-        jobs: list[_Job] = []
+        jobs: list[Job | RequestError] = []
         for item, given in zip(items, params, strict=True):
             try:
                 prompt = codec.prompt({**body, "messages": item})
                 chosen = codec.params(prompt, given, self._service.border.max_model_len)
-                jobs.append(({"prompt_token_ids": prompt.ids}, chosen, 0))
+                jobs.append(Job(prompt.tokens, chosen, demand=codec.demand(prompt)))
                 prompts.append(prompt)
             except RequestError as error:
                 jobs.append(error)
@@ -198,7 +206,7 @@ class LLM:
         if params.n != 1:
             raise RequestError(f"n {params.n}: an answer that is streamed is one; use chat")
         reader, name, seen = codec.reader(prompt), self._name(), 0
-        self._service.add(name, {"prompt_token_ids": prompt.ids}, params)
+        self._service.add(name, prompt.tokens, params, demand=codec.demand(prompt))
         left = [name]
         try:
             while left:
@@ -221,7 +229,7 @@ class LLM:
 
     def _serve(
         self,
-        jobs: Sequence[_Job],
+        jobs: Sequence[Job | RequestError],
         use_tqdm: bool,
         on_output: Callable[[int, RequestOutput], None] | None,
     ) -> list[RequestOutput]:
@@ -243,10 +251,11 @@ class LLM:
                     try:
                         if isinstance(job, RequestError):
                             raise job
-                        self._service.add(name, job[0], job[1], priority=job[2])
+                        prompt, params, priority, demand = job
+                        self._service.add(name, prompt, params, priority=priority, demand=demand)
                         places[name] = place
                     except RequestError as error:
-                        finish(place, failed(name, _prompt(job), str(error)))
+                        finish(place, failed(name, prompt_of(job), str(error)))
                 while not self._service.idle:
                     for output in self._step():
                         if output.finished:
@@ -259,13 +268,13 @@ class LLM:
                     raise
                 _LOG.error("the engine died; %d prompts get the error", len(places), exc_info=error)
                 for name, place in places.items():
-                    finish(place, died(name, _prompt(jobs[place]), error))
+                    finish(place, died(name, prompt_of(jobs[place]), error))
         return cast("list[RequestOutput]", results)
 
     def _step(self) -> list[RequestOutput]:
         """Compute one step; whatever goes wrong in it, but an interrupt, ends this engine."""
         try:
-            return list(self._service.step())
+            return list(self._service.step(unfinished=False))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -286,7 +295,7 @@ class LLM:
         """
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
         outputs = self.generate(prompts, params, use_tqdm=use_tqdm)
-        return [_scored(output) for output in outputs]
+        return [scored(output) for output in outputs]
 
     def _chat_codec(self) -> ChatCodec:
         if self._codec is None:
@@ -310,6 +319,11 @@ class LLM:
         """What computes plans; for replaying traces on a fresh engine."""
         return self._service.core.runner
 
+    @property
+    def core(self) -> EngineCore:
+        """The loop without text; for running recorded requests again."""
+        return self._service.core
+
     def get_metrics(self) -> dict[str, Any]:
         """Counters of the scheduler, those of drafts included; see `scheduler.Snapshot`."""
         return self._service.core.scheduler.snapshot()._asdict()
@@ -321,7 +335,7 @@ class LLM:
     def close(self) -> None:
         """Let go of weights and state; the object cannot be used afterwards."""
         self._failure = DeepinferError("this LLM is closed")
-        self._service.core.close()
+        self._service.close()
         del self._service
 
     def __enter__(self) -> LLM:
@@ -350,51 +364,3 @@ class LLM:
         while not self._service.idle and time.monotonic() < deadline:
             for _output in self._service.step():
                 pass
-
-
-def _prompt(job: _Job) -> object:
-    return None if isinstance(job, RequestError) else job[0]
-
-
-def _scored(output: RequestOutput) -> ScoreOutput:
-    ids = output.prompt_token_ids
-    if output.error is not None:
-        return ScoreOutput(output.request_id, ids, (), output.error)
-    entries = output.prompt_logprobs or ()
-    values = [e[token].logprob for token, e in zip(ids, entries, strict=True) if e is not None]
-    return ScoreOutput(output.request_id, ids, tuple(values))
-
-
-def _as_list(prompts: object) -> list[Prompt]:
-    """One prompt or many: text, a mapping or a flat list of ids is one."""
-    if isinstance(prompts, (str, Mapping)):
-        return [cast("Prompt", prompts)]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts of type {type(prompts).__name__}: use a prompt or a list")
-    items = list(cast("Sequence[object]", prompts))
-    if items and all(isinstance(item, int) for item in items):
-        return [cast("Prompt", items)]
-    return cast("list[Prompt]", items)
-
-
-def _conversations(messages: object) -> list[Conversation]:
-    """One conversation or many: a list of mappings is one."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise RequestError(
-            f"messages of type {type(messages).__name__}: use a list of messages, or a list of "
-            "such lists"
-        )
-    items = list(cast("Sequence[object]", messages))
-    if items and all(isinstance(item, Mapping) for item in items):
-        return [cast("Conversation", items)]
-    return cast("list[Conversation]", items)
-
-
-def _one_each(name: str, values: object, count: int, default: object) -> list:  # pyright: ignore[reportMissingTypeArgument, reportUnknownParameterType]
-    if values is None:
-        return [default] * count
-    if not isinstance(values, Sequence):
-        return [values] * count
-    if len(values) != count:
-        raise ValueError(f"{len(values)} {name} for {count} prompts; give one, or one a prompt")
-    return list(values)

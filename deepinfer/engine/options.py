@@ -31,7 +31,7 @@ _REFUSED: Mapping[str, str] = {
     "pipeline_parallel_size": "there is no pipeline parallelism",
     "data_parallel_size": "several ranks are not implemented yet",
     "enable_expert_parallel": "several ranks are not implemented yet",
-    "structured_outputs_config": "structured output is not implemented yet",
+    "structured_outputs_config": "there is one back end; options are in StructuredOutputsParams",
     "quantization": "the checkpoint's own formats are used",
     "dtype": "the checkpoint's own formats are used; see numerics",
     "trust_remote_code": "no code is ever taken from a checkpoint",
@@ -86,7 +86,11 @@ class EngineOptions:
             raise ConfigError(
                 f"cudagraph_capture_sizes {sizes!r}: use ascending integers >= 1, rows of a step"
             )
-        self.speculative()
+        if self.deterministic and (rule := self.speculative().verification) != "match":
+            raise ConfigError(
+                f"speculative_config: with verification {rule!r} tokens depend on how many drafts "
+                "are verified; use 'match', or set deterministic=False"
+            )
         if self.decoder_replay not in _REPLAYS:
             raise ConfigError(f"decoder_replay {self.decoder_replay!r}: use one of {_REPLAYS}")
         if self.window_snapshot_bytes < 0:
@@ -152,6 +156,9 @@ class MemoryPlan:
         needed_pages: more would never be used.
         weight_bytes: of the weights, Engram tables left out.
         free_bytes: that remain for activations and graphs; None if the system does not tell.
+        workspace_bytes: that a step of `step_tokens` tokens takes beside them, the largest there
+            is; None if it was not measured.
+        graph_bytes: that graphs captured at the start hold.
     """
 
     limits: Limits
@@ -161,18 +168,28 @@ class MemoryPlan:
     needed_pages: int
     weight_bytes: int = 0
     free_bytes: int | None = None
+    workspace_bytes: int | None = None
+    step_tokens: int = 0
+    graph_bytes: int = 0
 
     def lines(self) -> list[str]:
         """For people."""
         limits = self.limits
         left = "unknown" if self.free_bytes is None else f"{self.free_bytes / 1e9:.2f} GB"
-        return [
+        lines = [
             f"max_model_len {limits.max_model_len}, {limits.max_num_seqs} requests at a time",
             f"{limits.num_pages} pages of {self.page_bytes:,} B "
             f"({limits.num_pages * PAGE_TOKENS:,} tokens), "
             f"{limits.num_slots} slots of {self.slot_bytes:,} B: {self.total_bytes / 1e9:.2f} GB",
             f"weights {self.weight_bytes / 1e9:.2f} GB, left for activations and graphs {left}",
         ]
+        if self.workspace_bytes is not None:
+            lines.append(
+                f"measured: workspace of a step of {self.step_tokens:,} tokens "
+                f"{self.workspace_bytes / 1e9:.2f} GB, captured graphs "
+                f"{self.graph_bytes / 1e9:.2f} GB"
+            )
+        return lines
 
 
 def plan_memory(

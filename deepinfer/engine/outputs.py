@@ -52,6 +52,8 @@ class _Completion:
     reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    structured: str | None = None
+    violation: str | None = None
 
     def output(self, params: SamplingParams) -> CompletionOutput:
         wanted = params.logprobs is not None
@@ -68,7 +70,17 @@ class _Completion:
             finish_reason=self.reason,
             stop_reason=self.stop_reason,
             seed=self.seed,
+            structured=self.structured,
+            violation=self.violation,
         )
+
+
+class Ended(NamedTuple):
+    """A completion that has ended: its ids, and whether the end token was the last of them."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    by_itself: bool
 
 
 class RequestState:
@@ -115,6 +127,19 @@ class RequestState:
         """All completions have ended."""
         return all(c.reason is not None for c in self._completions)
 
+    def ended(self) -> list[Ended]:
+        """The completions that have ended."""
+        return [
+            Ended(c.index, tuple(c.token_ids), c.reason == "stop" and c.stop_reason is None)
+            for c in self._completions
+            if c.reason is not None
+        ]
+
+    def judge(self, index: int, structured: str, violation: str | None) -> None:
+        """Say which part of a completion had to satisfy its demand, and what is wrong with it."""
+        completion = self._completions[index]
+        completion.structured, completion.violation = structured, violation
+
     def add_prompt_logprobs(self, sample: int, start: int, entries: list[Entries]) -> None:
         """Log-probabilities of the prompt tokens from `start` on; the first sample's are kept.
 
@@ -140,7 +165,8 @@ class RequestState:
             return False
         self._cached = max(self._cached, news.num_cached_tokens)
         if news.metrics is not None:
-            self._metrics = news.metrics
+            others = self._metrics
+            self._metrics = news.metrics if others is None else others.joined(news.metrics)
         ids = news.token_ids
         stopped = False
         if completion.text is not None:

@@ -52,9 +52,7 @@ def profile(
             spent = _run(runner, plan)
             scheduler.speculation.plain.add(Size(rows, 0, drafts, graph_rows).tokens, spent)
             entered, timed = True, timed + 1
-        if entered:
-            every = tuple(range(1, rows + 1))
-            runner.forward(StepPlan(next(numbers), release=every, decode_remove=every))
+        runner.clear()
     return timed
 
 
@@ -89,28 +87,30 @@ def _budgets(rows: int, limits: Limits) -> Iterator[int]:
             yield from itertools.repeat(budget, TRUSTED)
 
 
+def admitted(row: int, tokens: int, limit: int) -> Admit:
+    """A made-up greedy request of so many tokens that may know `limit` of them."""
+    return Admit(
+        row=row,
+        slot=row,
+        ids=(0,) * tokens,
+        prompt_len=tokens,
+        cached=0,
+        encoder_start=0,
+        decoder_start=0,
+        limit=limit,
+        end_id=-1,
+        stop_ids=(),
+        seed=row,
+        sample=0,
+        sampling=RowSampling(temperature=0.0),
+    )
+
+
 def _entry(rows: int, limits: Limits) -> dict[str, Any]:
     """What lets rows of one token enter, which decode from the first step on."""
     every = range(1, rows + 1)
     return {
-        "admit": tuple(
-            Admit(
-                row=row,
-                slot=row,
-                ids=(0,),
-                prompt_len=1,
-                cached=0,
-                encoder_start=0,
-                decoder_start=0,
-                limit=_longest(limits),
-                end_id=-1,
-                stop_ids=(),
-                seed=row,
-                sample=0,
-                sampling=RowSampling(temperature=0.0),
-            )
-            for row in every
-        ),
+        "admit": tuple(admitted(row, 1, _longest(limits)) for row in every),
         "pages": tuple(PageAppend(row, 0, row) for row in every),
         "decode_add": tuple(every),
         "draft_cap": tuple(DraftCap(row, limits.max_draft) for row in every),

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from typing import cast
 
 from deepinfer.errors import ConfigError
+from deepinfer.runner.verification import RULES, RuleName
 from deepinfer.scheduler import Drafting
 
-_KEYS = ("method", "num_speculative_tokens", "policy", "temperature", "profile_seconds")
+_KEYS = (
+    "method",
+    "num_speculative_tokens",
+    "policy",
+    "temperature",
+    "profile_seconds",
+    "verification",
+)
 _POLICIES = ("adaptive", "fixed", "off")
 
 
@@ -26,11 +34,13 @@ class Speculative:
         drafting: whether measured time and confidences choose how many, or all are verified; and
             the start temperature of the confidences.
         profile_seconds: time for measuring steps at the start; 0 = learn from real steps.
+        verification: the rule by which drafts are kept.
     """
 
     tokens: int = 0
     drafting: Drafting = Drafting()
     profile_seconds: float = 0.0
+    verification: RuleName = "match"
 
 
 def speculative(config: Mapping[str, object] | None) -> Speculative:
@@ -39,7 +49,8 @@ def speculative(config: Mapping[str, object] | None) -> Speculative:
     Args:
         config: None, or `method` ("dspark"), `num_speculative_tokens` (3), `policy` ("fixed",
             "adaptive" or "off"), `temperature` (1.0: a number, or one for each draft of a block),
-            `profile_seconds` (0).
+            `profile_seconds` (0), `verification` ("match": the tokens of a run without drafts;
+            "ratio" or "block": their distribution, and more drafts are accepted).
 
     Raises:
         ConfigError: it names another method, something unknown, or a value out of range.
@@ -62,10 +73,14 @@ def speculative(config: Mapping[str, object] | None) -> Speculative:
     seconds = _number(config.get("profile_seconds", 0))
     if seconds is None or seconds < 0:
         raise ConfigError(f"profile_seconds {config['profile_seconds']!r}: use seconds >= 0")
+    rule = config.get("verification", "match")
+    if rule not in RULES:
+        raise ConfigError(f"speculative_config: verification {rule!r}; use one of {RULES}")
     return Speculative(
         tokens=0 if policy == "off" else count,
         drafting=Drafting(policy == "adaptive", _temperature(config.get("temperature", 1.0))),
         profile_seconds=seconds,
+        verification=rule,
     )
 
 

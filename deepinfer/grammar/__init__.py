@@ -4,12 +4,14 @@ It knows token ids and their bytes, and neither tensors nor the engine.
 """
 
 from deepinfer.grammar.compiler import Compiler, WorkerLost
-from deepinfer.grammar.constraint import Constraint, SoArgs, StructuredOutputsParams, parse_so_args
+from deepinfer.grammar.constraint import Constraint, SoArgs, constraint_of, parse_so_args
 from deepinfer.grammar.limits import Limits
 from deepinfer.grammar.matcher import Grammar, Matcher
 from deepinfer.grammar.start import AT_ONCE, After, AtEach, Start
+from deepinfer.grammar.structural_tag import structural_tag
 from deepinfer.grammar.tool_calls import Tool, tool_calls, tool_start
 from deepinfer.grammar.vocabulary import Vocabulary
+from deepinfer.request import StructuredOutputsParams
 
 __all__ = [
     "AT_ONCE",
@@ -26,7 +28,9 @@ __all__ = [
     "Tool",
     "Vocabulary",
     "WorkerLost",
+    "constraint_of",
     "parse_so_args",
+    "structural_tag",
     "tool_calls",
     "tool_start",
 ]

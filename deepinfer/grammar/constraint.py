@@ -12,8 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Literal, cast
 
 from deepinfer.errors import RequestError
+from deepinfer.request import StructuredOutputsParams
 
-Kind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "tool_calls"]
+Kind = Literal[
+    "json_schema", "json_object", "regex", "ebnf", "choice", "tool_calls", "structural_tag"
+]
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,8 @@ class Constraint:
 
     Attributes:
         kind: how `source` is read.
-        source: a JSON Schema, a regex, an EBNF grammar, a JSON list of strings, or the JSON of
-            `tool_calls.ToolCalls`; empty for "json_object".
+        source: a JSON Schema, a regex, an EBNF grammar, a JSON list of strings, or the JSON that
+            `tool_calls.py` or `structural_tag.py` make; empty for "json_object".
         any_whitespace: JSON may hold (bounded) white space between its tokens.
         whitespace_pattern: regex of that white space; None = the bounded default.
         open_objects: objects whose schema does not say so may have further properties.
@@ -42,70 +45,28 @@ class Constraint:
         return hashlib.sha256(fields.encode("ascii")).hexdigest()
 
 
-@dataclass(frozen=True)
-class StructuredOutputsParams:
-    """Structured output with the names vLLM uses: exactly one of the first five.
+def constraint_of(params: StructuredOutputsParams) -> Constraint:
+    """The demand of `params` as a plain record.
 
-    Attributes:
-        json: a JSON Schema, as text or as the object itself.
-        regex: a regular expression that the whole text matches.
-        choice: the text is one of these strings.
-        grammar: an EBNF (GBNF) grammar; the text is derived from its rule `root`.
-        json_object: True: any JSON object.
-        disable_any_whitespace: JSON without white space between its tokens.
-        disable_additional_properties: objects have only the properties that their schema names.
-        whitespace_pattern: regex of the white space between JSON tokens.
+    Raises:
+        RequestError: a value has the wrong type or is no JSON.
     """
-
-    json: str | Mapping[str, object] | None = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name in _DEMANDS if getattr(self, name) is not None]
-        if self.json_object is False:
-            given.remove("json_object")
-        if len(given) != 1:
-            raise RequestError(
-                f"structured outputs {given or 'without a demand'}: give exactly one of "
-                f"{', '.join(_DEMANDS)}"
-            )
-        if given[0] not in ("json", "json_object"):
-            for name in _JSON_OPTIONS:
-                if getattr(self, name):
-                    raise RequestError(f"{name} is for json and json_object, not for {given[0]}")
-        if self.disable_any_whitespace and self.whitespace_pattern is not None:
-            raise RequestError("disable_any_whitespace and whitespace_pattern exclude each other")
-
-    def constraint(self) -> Constraint:
-        """The same as a plain record.
-
-        Raises:
-            RequestError: a value has the wrong type or is no JSON.
-        """
-        if self.regex is not None:
-            return Constraint("regex", _text("regex", self.regex))
-        if self.grammar is not None:
-            return Constraint("ebnf", _text("grammar", self.grammar))
-        if self.choice is not None:
-            return Constraint("choice", _choice(self.choice))
-        pattern = self.whitespace_pattern
-        return Constraint(
-            "json_object" if self.json is None else "json_schema",
-            "" if self.json is None else _schema(self.json),
-            any_whitespace=not self.disable_any_whitespace,
-            whitespace_pattern=None if pattern is None else _text("whitespace_pattern", pattern),
-            open_objects=not self.disable_additional_properties,
-        )
+    if params.regex is not None:
+        return Constraint("regex", _text("regex", params.regex))
+    if params.grammar is not None:
+        return Constraint("ebnf", _text("grammar", params.grammar))
+    if params.choice is not None:
+        return Constraint("choice", _choice(params.choice))
+    pattern = params.whitespace_pattern
+    return Constraint(
+        "json_object" if params.json is None else "json_schema",
+        "" if params.json is None else _schema(params.json),
+        any_whitespace=not params.disable_any_whitespace,
+        whitespace_pattern=None if pattern is None else _text("whitespace_pattern", pattern),
+        open_objects=not params.disable_additional_properties,
+    )
 
 
-_DEMANDS = ("json", "regex", "choice", "grammar", "json_object")
-_JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _SCHEMA_TYPES: Mapping[str, Kind] = {"json": "json_schema", "regex": "regex", "ebnf": "ebnf"}
 
 

@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any, cast
 
 from deepinfer.grammar.constraint import Constraint
+from deepinfer.grammar.tool_calls import DSML, OPENING
 
 
 def check_finished(constraint: Constraint, text: str) -> str:
@@ -30,6 +31,11 @@ def check_finished(constraint: Constraint, text: str) -> str:
     """
     if constraint.kind == "choice":
         return "" if text in json.loads(constraint.source) else "the text is none of the choices"
+    if constraint.kind == "tool_calls":
+        answer = json.loads(constraint.source)["answer"]
+        if answer is None or text.startswith(f"{OPENING}{DSML}"):
+            return ""
+        return check_finished(Constraint(**answer), text)
     if constraint.kind not in ("json_object", "json_schema"):
         return ""
     try:

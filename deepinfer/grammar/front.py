@@ -6,11 +6,12 @@ Runs in a worker process, because input of a caller's choice is read here. It do
 from __future__ import annotations
 
 from deepinfer.errors import RequestError
+from deepinfer.grammar.answer import answer_rule
 from deepinfer.grammar.constraint import Constraint
 from deepinfer.grammar.ebnf import translate_ebnf
-from deepinfer.grammar.json_schema import translate_schema
+from deepinfer.grammar.library import grammar_of
 from deepinfer.grammar.limits import Limits
-from deepinfer.grammar.regex import translate_choice, translate_regex
+from deepinfer.grammar.structural_tag import translate_structural_tag
 from deepinfer.grammar.tool_calls import translate_tool_calls
 from deepinfer.grammar.vocabulary import Vocabulary
 
@@ -23,16 +24,14 @@ def translate(constraint: Constraint, vocabulary: Vocabulary, limits: Limits) ->
     """
     check_size(constraint, limits)
     match constraint.kind:
-        case "json_schema" | "json_object":
-            return translate_schema(constraint, limits)
-        case "regex":
-            return translate_regex(constraint.source, limits)
         case "ebnf":
             return translate_ebnf(constraint.source, limits)
-        case "choice":
-            return translate_choice(constraint.source)
         case "tool_calls":
             return translate_tool_calls(constraint.source, vocabulary, limits)
+        case "structural_tag":
+            return translate_structural_tag(constraint.source, vocabulary, limits)
+        case _:
+            return grammar_of(f"start: {answer_rule(constraint, limits)}")
 
 
 def check_size(constraint: Constraint, limits: Limits) -> None:

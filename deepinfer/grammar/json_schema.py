@@ -15,6 +15,7 @@ from deepinfer.grammar.json_text import Json, read_json, write_json
 from deepinfer.grammar.keywords import ANNOTATIONS
 from deepinfer.grammar.library import grammar_error, grammar_of, reason_of
 from deepinfer.grammar.limits import Limits
+from deepinfer.grammar.raw_text import TEXT_FORMATS
 from deepinfer.grammar.regex import check_regex
 from deepinfer.grammar.schema_nodes import (
     Nodes,
@@ -29,14 +30,16 @@ from deepinfer.grammar.schema_nodes import (
 # Between two JSON tokens: a few blanks, or one line break and an indentation. A model that would go
 # on with white space for ever must come back to the text.
 WHITESPACE = r"[ \t]{1,4}|\r?\n[ \t]{0,32}"
+# Formats whose texts the library does not tell from such as 2026-02-29.
+_EXACT_FORMATS = ("date", "date-time", "time")
 # With one spelling for each string, an object cannot name a property twice.
 _ESCAPES = r'"\bfnrt'
 _MOST_LOCATED = 200
 _MOVED = "/$defs/all"
 
 
-def translate_schema(constraint: Constraint, limits: Limits) -> str:
-    """A grammar of the JSON texts that satisfy the schema of a "json_schema" or "json_object".
+def json_rule(constraint: Constraint, limits: Limits) -> str:
+    """A rule for the JSON texts that satisfy the schema of a "json_schema" or "json_object".
 
     Objects have the properties that the schema names in its order, then further ones. Strings are
     written with the escapes of control characters, quotes and backslashes only, as UTF-8 otherwise.
@@ -50,9 +53,9 @@ def translate_schema(constraint: Constraint, limits: Limits) -> str:
         root = read_json(constraint.source, limits.nesting, "json schema")
     schema, nodes = prepare_schema(root, limits, constraint.open_objects)
     options = json_options(constraint, limits)
-    grammar = grammar_of(f"start: %json {write_json({**schema, 'x-guidance': options})}")
-    check_compiles(grammar, schema, nodes, limits)
-    return grammar
+    rule = f"%json {write_json({**schema, 'x-guidance': options})}"
+    check_compiles(grammar_of(f"start: {rule}"), schema, nodes, limits)
+    return rule
 
 
 def json_options(constraint: Constraint, limits: Limits) -> dict[str, Json]:
@@ -72,7 +75,7 @@ def prepare_schema(root: Json, limits: Limits, open_objects: bool) -> tuple[Sche
     """The schema without annotations, in place, and all schemas in it.
 
     Raises:
-        RequestError: as `translate_schema`, but for what only the library finds.
+        RequestError: as `json_rule`, but for what only the library finds.
     """
     if root is False:
         raise RequestError("json schema: false allows no value")
@@ -88,7 +91,19 @@ def prepare_schema(root: Json, limits: Limits, open_objects: bool) -> tuple[Sche
             node["$ref"] = reference_to(pointer_of(target))
         if not open_objects and "properties" in node and "additionalProperties" not in node:
             node["additionalProperties"] = False
+        if node.get("format") in _EXACT_FORMATS:
+            _format_as_pattern(node)
     return root, nodes
+
+
+def _format_as_pattern(node: Schema) -> None:
+    pattern = f"^({TEXT_FORMATS[str(node.pop('format'))]})$"
+    if "pattern" not in node:
+        node["pattern"] = pattern
+        return
+    parts = node.setdefault("allOf", [])
+    assert isinstance(parts, list)
+    parts.append({"pattern": pattern})
 
 
 def check_compiles(grammar: str, schema: Schema, nodes: Nodes, limits: Limits) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +20,14 @@ from deepinfer.errors import RequestError
 from deepinfer.grammar.constraint import Constraint
 from deepinfer.grammar.library import reason_of
 from deepinfer.grammar.limits import Limits
+from deepinfer.grammar.mask_row import allow, allows, forbid
 from deepinfer.grammar.raw_text import CLOSING
+from deepinfer.grammar.reader import Reader
 from deepinfer.grammar.start import AT_ONCE, BEGIN, After, Start
 from deepinfer.grammar.vocabulary import Vocabulary
 
 # What the library says if the tokens cannot spell what must come next. It is no defect of it.
 _NOTHING_FITS = "NoExtensionBias"
-_USED_UP = "too many states"  # of the lexer
 _ENDED = -2  # beside the states of `Start`: an end token was accepted
 
 
@@ -57,32 +60,45 @@ class Grammar:
         self.avoided = CLOSING.encode() if constraint.kind == "tool_calls" else b""
         self._limits = (limits or Limits()).for_library()
         self._lock = threading.Lock()
-        self._first = self._build()
-        if self._first.is_error():
-            raise RequestError(f"{constraint.kind}: {reason_of(self._first.get_error())}")
+        first = self._library_matcher()
+        if first.is_error():
+            raise RequestError(f"{constraint.kind}: {reason_of(first.get_error())}")
+        self._first_id = _first_id(first.deep_copy(), vocabulary)
+        self._first: Reader | None = Reader(first, self._first_id)
 
     def matcher(self, start: Start = AT_ONCE) -> Matcher:
         """A new text that follows the grammar from `start` on."""
         return Matcher(self, start)
 
-    def new_inner(self) -> LLMatcher:
-        """A library matcher at the beginning of the grammar."""
+    def new_reader(self) -> Reader:
+        """The library at the beginning of the grammar."""
         with self._lock:
-            return self._first.deep_copy()
+            if self._first is None:
+                self._first = Reader(self._library_matcher(), self._first_id)
+            return self._first.copy()
 
-    def renewed_inner(self) -> LLMatcher:
-        """The same, without what its lexer has learned from all texts so far.
+    def renewed_reader(self) -> Reader:
+        """The same, whose lexer knows nothing of other texts and will not.
 
-        All copies of a library matcher share one lexer, whose states are limited; when they are
-        used up no copy can go on.
+        Whether a text can go on must not depend on the others.
         """
-        first = self._build()
         with self._lock:
-            self._first = first
-            return first.deep_copy()
+            self._first = None
+        return Reader(self._library_matcher(), self._first_id)
 
-    def _build(self) -> LLMatcher:
+    def _library_matcher(self) -> LLMatcher:
         return LLMatcher(self.vocabulary.library, self.translated, log_level=0, limits=self._limits)
+
+
+def _first_id(inner: LLMatcher, vocabulary: Vocabulary) -> int | None:
+    """A token that may come first; None if only the end may."""
+    row = np.zeros(vocabulary.words, np.int32)
+    inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    forbid(row, vocabulary.end_ids)
+    words = np.flatnonzero(row)
+    if inner.is_error() or not len(words):
+        return None
+    return next(id for id in range(32 * words[0], 32 * words[0] + 32) if allows(row, id))
 
 
 class _Frame(NamedTuple):
@@ -91,14 +107,14 @@ class _Frame(NamedTuple):
     Attributes:
         id: the token.
         state: the state before it.
-        inner: library matchers before it.
+        readers: those of the library before it.
         consumed: whether the last of them took it.
         tail: the end of the text before it.
     """
 
     id: int
     state: int
-    inner: int
+    readers: int
     consumed: bool
     tail: bytes
 
@@ -119,12 +135,13 @@ class Matcher:
         self.grammar = grammar
         self.start = start
         self._frames: list[_Frame] = []
+        self._before: Sequence[_Frame] = ()  # of the matcher that a probe was made of
         self._tail = b""  # how far the avoided text has been spelled
         # One for each time the grammar began; all but the last are kept only for roll-back.
-        self._inner: list[LLMatcher] = []
+        self._readers: list[Reader] = []
         self._state = start.first_state
         if self._state == BEGIN:
-            self._inner.append(grammar.new_inner())
+            self._readers.append(grammar.new_reader())
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +157,19 @@ class Matcher:
     def is_free(self) -> bool:
         """Whether every id of the model is legal, so that no mask is needed."""
         return self._state >= 0 and self.start.repeats
+
+    def is_free_after(self, drafts: Sequence[int]) -> bool:
+        """Whether every id is legal now, and after each of `drafts` up to an end token."""
+        if not self.is_free:
+            return False
+        state, vocabulary = self._state, self.grammar.vocabulary
+        for id in drafts:
+            if id in vocabulary.end_ids:
+                return True
+            state = self.start.advance(state, id, vocabulary)
+            if state == BEGIN:
+                return False
+        return True
 
     @property
     def is_complete(self) -> bool:
@@ -163,23 +193,29 @@ class Matcher:
         return len(ids)
 
     def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens, 0 <= count <= num_tokens."""
+        """Forget the last `count` tokens, 0 <= count <= num_tokens.
+
+        The grammar is read again from its beginning, some microseconds a token: the library has a
+        roll-back, but may give the old mask afterwards when the new text is as long.
+        """
         assert 0 <= count <= self.num_tokens, f"{count} of {self.num_tokens} tokens"
+        stale = False
         for _ in range(count):
             frame = self._frames.pop()
-            del self._inner[frame.inner :]
-            if frame.consumed and not self._ask(lambda inner: inner.rollback(1)):
-                self._inner[-1] = self._replayed()  # it had given up
+            stale = frame.consumed or (stale and frame.readers == len(self._readers))
+            del self._readers[frame.readers :]
             self._state = frame.state
             self._tail = frame.tail
+        if stale:
+            self._readers[-1] = self._replayed(self.grammar.new_reader())
 
     def copy(self) -> Matcher:
         """Another text that has come as far."""
         other = Matcher.__new__(Matcher)
         other.grammar, other.start, other._state = self.grammar, self.start, self._state
-        other._frames = list(self._frames)
+        other._before, other._frames = (), list(self._frames)
         other._tail = self._tail
-        other._inner = [inner.deep_copy() for inner in self._inner]
+        other._readers = [reader.copy() for reader in self._readers]
         return other
 
     def fill_mask(self, row: NDArray[np.int32]) -> bool:
@@ -203,12 +239,12 @@ class Matcher:
             self._fill_inner(row)
         elif (only := self.start.forced(self._state)) is not None:
             row[:] = 0
-            _allow(row, (only,))
+            allow(row, (only,))
         else:
-            row[:] = vocabulary.all_ones()
+            row[:] = vocabulary.all_ones
             if not self.start.repeats:
-                _forbid(row, vocabulary.end_ids)
-        return bool(row.any())
+                forbid(row, vocabulary.end_ids)
+        return bool(np.count_nonzero(row))
 
     def fill_masks(self, drafts: Sequence[int], rows: NDArray[np.int32]) -> int:
         """Write a mask for the next token and one for the token after each legal draft.
@@ -227,18 +263,32 @@ class Matcher:
         Writes:
             the first len(drafts) + 1 rows.
         """
-        every = self.grammar.vocabulary.all_ones()
-        rows[: len(drafts) + 1] = every
-        if self.is_terminated:
-            return 0
-        if not self.fill_mask(rows[0]):
-            return -1
-        probe = self._probe()
+        legal = filled = 0
+        if not self.is_terminated:
+            if not self.fill_mask(rows[0]):
+                legal, filled = -1, 1
+            else:
+                legal = self._fill_after(drafts, rows)
+                filled = legal + 1
+        rows[filled : len(drafts) + 1] = self.grammar.vocabulary.all_ones
+        return legal
+
+    def _fill_after(self, drafts: Sequence[int], rows: NDArray[np.int32]) -> int:
+        """Write the mask after each draft; the first row is the mask before.
+
+        Returns:
+            How many of them are legal.
+
+        Writes:
+            a row for each legal draft that does not end the text, and anything in the next one.
+        """
+        probe, vocabulary = self._probe(), self.grammar.vocabulary
         for place, id in enumerate(drafts):
-            if not probe._take(id, rows[place + 1]):
-                rows[place + 1] = every
+            known = 0 <= id < vocabulary.size and allows(rows[place], id)
+            if not known or not probe._take(id, rows[place + 1]):
                 return place
             if probe.is_terminated:
+                rows[place + 1] = vocabulary.all_ones
                 return place + 1
         return len(drafts)
 
@@ -258,9 +308,9 @@ class Matcher:
         """A copy that cannot be rolled back."""
         probe = Matcher.__new__(Matcher)
         probe.grammar, probe.start, probe._state = self.grammar, self.start, self._state
-        probe._frames = []
+        probe._before, probe._frames = self._frames, []
         probe._tail = self._tail
-        probe._inner = [inner.deep_copy() for inner in self._inner[-1:]]
+        probe._readers = [*self._readers[:-1], *(reader.copy() for reader in self._readers[-1:])]
         return probe
 
     def _accept(self, id: int) -> bool:
@@ -268,7 +318,7 @@ class Matcher:
         if self._state == _ENDED or not 0 <= id < vocabulary.size:
             return False
         consumes = self._state == BEGIN and id not in vocabulary.end_ids
-        frame = _Frame(id, self._state, len(self._inner), consumes, self._tail)
+        frame = _Frame(id, self._state, len(self._readers), consumes, self._tail)
         if consumes:
             legal = self._accept_inside(id)
         elif id in vocabulary.end_ids:
@@ -298,25 +348,25 @@ class Matcher:
             return False
         self._state = self.start.advance(self._state, id, self.grammar.vocabulary)
         if self._state == BEGIN:
-            self._inner.append(self.grammar.new_inner())
+            self._readers.append(self.grammar.new_reader())
         return True
 
     def _fill_inner(self, row: NDArray[np.int32]) -> None:
-        end_ids = self.grammar.vocabulary.end_ids
+        ends = self.grammar.vocabulary.end_ids
 
         def fill(inner: LLMatcher) -> bool:
             if inner.is_stopped():  # complete, and nothing can follow; or it has given up
                 row[:] = 0
-            else:
-                inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                (allow if inner.is_accepting() else forbid)(row, ends)
+            else:  # it sets the bits of end tokens, too
+                # Four times as quick as `row.ctypes.data`.
+                inner.unsafe_compute_mask_ptr(addressof(c_char.from_buffer(row.data)), row.nbytes)
             return not inner.is_error()
 
         if not self._ask(fill):
             row[:] = 0
-        else:
-            (_allow if self.is_complete else _forbid)(row, end_ids)
         if self._tail:
-            _forbid(row, self._forbidden_ids())
+            forbid(row, self._forbidden_ids())
 
     def _spelled(self, id: int) -> bytes:
         """How far tokens of text have spelled the avoided text, with one more token."""
@@ -332,36 +382,26 @@ class Matcher:
         return self.grammar.vocabulary.starting_with(self.grammar.avoided[len(self._tail) :])
 
     def _ask(self, question: Callable[[LLMatcher], bool | int]) -> bool:
-        """The library's answer, asked once more if its lexer was used up by other texts."""
-        inner = self._inner[-1]
-        answer = question(inner)
-        if _USED_UP in inner.get_error():
-            inner = self._inner[-1] = self._replayed()
-            answer = question(inner)
-        error = reason_of(inner.get_error())
-        if error and error != _NOTHING_FITS:
+        """The library's answer, asked once more if other texts have used up its lexer."""
+        reader = self._readers[-1]
+        answer = reader.ask(question)
+        if answer is None:
+            reader = self._readers[-1] = self._replayed(self.grammar.renewed_reader())
+            answer = reader.ask(question)
+        error = reason_of(reader.error) if reader.error else ""
+        if answer is None or (error and error != _NOTHING_FITS):
             raise RequestError(
-                f"the constraint cannot go on after {self.num_tokens} tokens: {error}"
+                f"the constraint cannot go on after {self.num_tokens} tokens: "
+                f"{error or 'it needs more states than its limits allow'}"
             )
-        return bool(answer)
+        return answer
 
-    def _replayed(self) -> LLMatcher:
-        """A library matcher with a new lexer where the last one stands."""
+    def _replayed(self, reader: Reader) -> Reader:
+        """`reader`, which has read nothing, where the last one stands."""
         ids: list[int] = []
-        for frame in reversed(self._frames):
-            if not frame.consumed or frame.inner < len(self._inner):
+        for frame in chain(reversed(self._frames), reversed(self._before)):
+            if not frame.consumed or frame.readers < len(self._readers):
                 break
             ids.append(frame.id)
-        inner = self.grammar.renewed_inner()
-        inner.try_consume_tokens(ids[::-1])
-        return inner
-
-
-def _allow(row: NDArray[np.int32], ids: Sequence[int]) -> None:
-    for id in ids:
-        row.view(np.uint32)[id >> 5] |= np.uint32(1 << (id & 31))
-
-
-def _forbid(row: NDArray[np.int32], ids: Sequence[int]) -> None:
-    for id in ids:
-        row.view(np.uint32)[id >> 5] &= ~np.uint32(1 << (id & 31))
+        reader.read(ids[::-1])
+        return reader

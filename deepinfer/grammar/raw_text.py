@@ -26,13 +26,16 @@ _IPV4 = rf"{_OCTET}(\.{_OCTET}){{3}}"
 _H = r"[0-9A-Fa-f]{1,4}"
 _DAYS_30 = r"(0[1-9]|[12][0-9]|30)"
 _DAY = rf"((0[13578]|1[02])-({_DAYS_30}|31)|(0[469]|11)-{_DAYS_30}|02-(0[1-9]|1[0-9]|2[0-8]))"
-_DATE = rf"(0{{3}}[1-9]|0{{2}}[1-9][0-9]|0[1-9][0-9]{{2}}|[1-9][0-9]{{3}})-{_DAY}"
+_FOURTH = r"(0[48]|[2468][048]|[13579][26])"  # of a hundred years or centuries, but the first
+_LEAP_DAY = rf"([0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29"
+_YEAR = r"(0{3}[1-9]|0{2}[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_DATE = rf"({_YEAR}-{_DAY}|{_LEAP_DAY})"
 _CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_CLOCK}:[0-5][0-9](\.[0-9]+)?(Z|[+-]{_CLOCK})"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _HOST = rf"{_LABEL}(\.{_LABEL})*"
-# Source: RFC 3339 (without leap days and seconds, which depend on more than their digits), RFC
-# 1123, RFC 2673, RFC 4291 and RFC 9562; addresses of RFC 5321 without quoted parts.
+# Source: RFC 3339 (without leap seconds, which depend on more than their digits), RFC 1123, RFC
+# 2673, RFC 4291 and RFC 9562; addresses of RFC 5321 without quoted parts.
 TEXT_FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "date-time": f"{_DATE}T{_TIME}",

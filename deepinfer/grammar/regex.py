@@ -20,24 +20,22 @@ from deepinfer.grammar.limits import Limits
 _ANCHORS = {"^", "$", r"\A", r"\b", r"\B", r"\z", r"\Z", r"\G", r"\<", r"\>"}
 
 
-def translate_regex(source: str, limits: Limits) -> str:
-    """A grammar of the texts that match all of `source`; anchors at its two ends are allowed.
+def regex_rule(source: str, limits: Limits) -> str:
+    """A rule for the texts that match all of `source`; anchors at its two ends are allowed.
 
     Raises:
         RequestError: it does not parse or needs what the library cannot do; with the position.
     """
     check_regex(source, limits, "regex")
-    if not source:
-        return grammar_of('start: ""')
-    return grammar_of(f"start: {regex_terminal(source)}")
+    return regex_terminal(source) if source else '""'
 
 
-def translate_choice(source: str) -> str:
-    """A grammar of the strings of a JSON list."""
+def choice_rule(source: str) -> str:
+    """A rule for the strings of a JSON list."""
     strings = cast("list[str]", json.loads(source))
     # One regex, so that a string may continue another one.
     pattern = "|".join(escape(string) for string in dict.fromkeys(strings))
-    return grammar_of(f"start: /({pattern})/")
+    return f"/({pattern})/"
 
 
 def regex_terminal(source: str) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from difflib import get_close_matches
+from typing import cast
 from urllib.parse import quote, unquote
 
 from deepinfer.errors import RequestError
@@ -21,6 +23,7 @@ Nodes = dict[str, Schema]  # JSON pointer -> schema
 
 _LISTS = {"draft-06": True, "draft-07": True, "2019-09": True, "2020-12": False}
 _MOST_COUNT = 1 << 31
+_INT64_MAX = (1 << 63) - 1
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
@@ -135,6 +138,10 @@ def _check_keyword(
         raise RequestError(f"{at}: {keyword!r} is no keyword of JSON Schema{hint}")
     if not _fits(shape, value):
         raise RequestError(f"{at}: {keyword} {_short(value)} must be {_WANTED[shape]}")
+    if shape in ("number", "positive"):
+        _check_exact(at, keyword, value)
+        if abs(cast(float, value)) > _INT64_MAX:
+            raise RequestError(f"{at}: {keyword} {_short(value)}: use a number below 2^63")
     if (keyword == "additionalItems" or isinstance(value, list) and shape == "items") and (
         not lists_allowed
     ):
@@ -142,7 +149,7 @@ def _check_keyword(
     if keyword == "format" and value not in FORMATS:
         raise RequestError(f"{at}: format {value!r} cannot be enforced; known: {sorted(FORMATS)}")
     if keyword in ("enum", "const", "required", "properties"):
-        _check_writable(at, keyword, value)
+        _check_values(at, keyword, value)
     if keyword == "pattern":
         check_regex(str(value), limits, f"{at}: pattern")
     if keyword == "patternProperties" and isinstance(value, dict):
@@ -150,8 +157,11 @@ def _check_keyword(
             check_regex(pattern, limits, f"{at}: patternProperties {pattern!r}")
 
 
-def _check_writable(at: str, keyword: str, value: Json) -> None:
-    """Refuse text that could be written only with a numeric escape, of which strings have none."""
+def _check_values(at: str, keyword: str, value: Json) -> None:
+    """Refuse what the library would not write as it is.
+
+    That is text with a numeric escape, of which strings have none, and some numbers.
+    """
     waiting: list[Json] = [value]
     if keyword == "properties" and isinstance(value, dict):
         waiting = [*value]
@@ -161,10 +171,27 @@ def _check_writable(at: str, keyword: str, value: Json) -> None:
             raise RequestError(
                 f"{at}: {keyword} with the control character {found.group()!r} cannot be generated"
             )
+        if isinstance(item, (int, float)):
+            _check_exact(at, keyword, item)
         if isinstance(item, list):
             waiting.extend(item)
         elif isinstance(item, dict):
             waiting.extend([*item, *item.values()])
+
+
+def _check_exact(at: str, keyword: str, value: Json) -> None:
+    """Refuse a number that the library, which reads decimals as doubles, could read as another."""
+    assert isinstance(value, (int, float))
+    if isinstance(value, int):
+        good = value == _INT64_MAX or (abs(value) <= 10**22 and int(float(value)) == value)
+    else:
+        _, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+        good = isinstance(exponent, int) and len(digits) <= 15 and abs(exponent) <= 22
+    if not good:
+        raise RequestError(
+            f"{at}: {keyword} {_short(value)} has too many digits to be enforced; "
+            "use at most 15, and an exponent of at most 22"
+        )
 
 
 def _check_together(pointer: str, schema: Schema) -> None:

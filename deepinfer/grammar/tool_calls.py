@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
 
 from deepinfer.errors import RequestError
+from deepinfer.grammar.answer import ANSWER_KINDS, answer_rule
 from deepinfer.grammar.constraint import Constraint
 from deepinfer.grammar.json_schema import check_compiles, json_options, prepare_schema
 from deepinfer.grammar.json_text import Json, read_json, write_json
@@ -25,6 +26,7 @@ from deepinfer.grammar.vocabulary import Vocabulary
 
 DSML = "｜DSML｜"
 assert f"</{DSML}" == CLOSING
+OPENING = "\n\n<"  # before the mark of the first tag
 DialectName = Literal["v4", "v4.1"]
 
 
@@ -65,7 +67,12 @@ class Tool:
 
 
 def tool_calls(
-    tools: Sequence[Tool], dialect: DialectName, *, required: bool, parallel: bool = True
+    tools: Sequence[Tool],
+    dialect: DialectName,
+    *,
+    required: bool,
+    parallel: bool = True,
+    answer: Constraint | None = None,
 ) -> Constraint:
     """A demand on the calls in a text.
 
@@ -75,9 +82,12 @@ def tool_calls(
         required: the prompt ends with the opened block, and the text goes on in it. Otherwise the
             text is free until it opens a block itself (see `tool_start`).
         parallel: a block may hold several calls.
+        answer: what a text without calls must satisfy; of `ANSWER_KINDS`. The text is then either
+            that or one block of calls, from its beginning to its end.
 
     Raises:
-        RequestError: no tool, two of one name, or a schema that is no JSON.
+        RequestError: no tool, two of one name, a schema that is no JSON, or an answer that would
+            not be possible or is an EBNF grammar.
     """
     if not tools:
         raise RequestError("tool calls need at least one tool")
@@ -89,7 +99,16 @@ def tool_calls(
     listed = [
         {"name": tool.name, "parameters": tool.parameters, "strict": tool.strict} for tool in tools
     ]
-    demand = {"tools": listed, "dialect": dialect, "required": required, "parallel": parallel}
+    if answer is not None and (required or answer.kind not in ANSWER_KINDS):
+        why = "a call is required" if required else f"use one of {', '.join(ANSWER_KINDS)}"
+        raise RequestError(f"tools beside an answer ({answer.kind}): {why}")
+    demand = {
+        "tools": listed,
+        "dialect": dialect,
+        "required": required,
+        "parallel": parallel,
+        "answer": None if answer is None else asdict(answer),
+    }
     try:
         return Constraint("tool_calls", json.dumps(demand, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -97,7 +116,10 @@ def tool_calls(
 
 
 def tool_start(vocabulary: Vocabulary, *, required: bool) -> Start:
-    """When the grammar of `tool_calls` begins: at once, or at each `<` before the DSML mark."""
+    """When the grammar of `tool_calls` begins: at once, or at each `<` before the DSML mark.
+
+    With an answer beside the calls it begins at once, or after the thinking.
+    """
     return AT_ONCE if required else AtEach(_mark_id(vocabulary), b"<")
 
 
@@ -113,8 +135,11 @@ def translate_tool_calls(source: str, vocabulary: Vocabulary, limits: Limits) ->
     writer = _Writer(dialect, f"<[{_mark_id(vocabulary)}]>", limits)
     for place, tool in enumerate(cast("list[dict[str, Json]]", demand["tools"])):
         writer.add_tool(place, tool)
+    required, answer = bool(demand["required"]), cast("dict[str, Any] | None", demand["answer"])
+    if answer is not None:
+        writer.lines.append(f"answer: {answer_rule(Constraint(**answer), limits)}")
     return grammar_of(
-        writer.text(required=bool(demand["required"]), parallel=bool(demand["parallel"]))
+        writer.text(required, parallel=bool(demand["parallel"]), answer=answer is not None)
     )
 
 
@@ -149,14 +174,16 @@ class _Writer:
             f"{_literal(dialect.invoke + '>')}",
         ]
 
-    def text(self, *, required: bool, parallel: bool) -> str:
+    def text(self, required: bool, *, parallel: bool, answer: bool) -> str:
         """The whole grammar."""
-        lead = "<" if required else f"{self.dialect.block}>\n<"
+        lead = _literal("<" if required else f"{self.dialect.block}>\n<")
+        if answer:  # what opens the block is part of the grammar then
+            lead = f"answer | {_literal(OPENING)} {self.mark} {lead}"
         more = f"({_literal(chr(10) + '<')} {self.mark} call)*" if parallel else ""
         end = f"{_literal(chr(10) + '</')} {self.mark} {_literal(self.dialect.block + '>')}"
         return "\n".join(
             [
-                f"start: {_literal(lead)} {self.mark} call {more} {end}",
+                f"start: {lead} {self.mark} call {more} {end}",
                 f"call: {' | '.join(f'call{number}' for number in range(self.calls))}",
                 *self.lines,
             ]

@@ -10,11 +10,22 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
-from numpy.typing import NDArray
 
-WORD_BITS = 32
+from deepinfer.grammar.mask_row import all_ones
+
+# Tokens that match one of these and none before are one slice. Where the grammar takes every text
+# of a slice, its tokens become legal together and need no walk through their bytes. JSON strings
+# and words are where most tokens are legal; those with a maximum length need the short ones.
+_PLAIN = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [
+    r"[ \n\r\t]+",
+    "[a-z]{1,10}",
+    "[a-zA-Z0-9]{1,10}",
+    *(f"{_PLAIN}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 13, 16, 30)),
+    f"{_PLAIN}+",
+]
+_LONGEST = 1_000  # bytes of a token; somewhat above, the library does not raise but panics
 
 
 def _byte_letters() -> dict[str, int]:
@@ -41,6 +52,8 @@ def _bytes_of_tokens(
             tokens[id] = token.encode() if token in names else bytes(letters[c] for c in token)
         except KeyError:
             raise ValueError(f"token {token!r} (id {id}) is not made of bytes") from None
+        if len(tokens[id]) > _LONGEST:
+            raise ValueError(f"token {id} has {len(tokens[id])} bytes; at most {_LONGEST} work")
     return tokens
 
 
@@ -76,6 +89,8 @@ class Vocabulary:
         control_ids: spelling -> id of every added token.
         control: those ids.
         library: what the matching library makes of it.
+        all_ones: a mask row that allows every id of the model and no bit beyond; int32 [words],
+            read-only.
         digest: SHA-256 that equal vocabularies share, in hexadecimal.
     """
 
@@ -93,7 +108,6 @@ class Vocabulary:
         if not end_ids or not all(0 <= id < size for id in end_ids):
             raise ValueError(f"end_ids {list(end_ids)}: give ids in [0, {size})")
         self.size = size
-        self.words = -(-size // WORD_BITS)
         self.end_ids = tuple(dict.fromkeys(end_ids))
         self.tokenizer_json = tokenizer_json
         description: dict[str, Any] = json.loads(tokenizer_json)
@@ -102,8 +116,13 @@ class Vocabulary:
         self.control = frozenset(self.control_ids.values())
         self._bytes = _bytes_of_tokens(description["model"]["vocab"], self.control_ids, size)
         self.library = LLTokenizer(
-            TokenizerWrapper(_Tokens(self)), n_vocab=size, eos_token=list(self.end_ids)
+            TokenizerWrapper(_Tokens(self)),
+            n_vocab=size,
+            eos_token=list(self.end_ids),
+            slices=_SLICES,
         )
+        self.all_ones = all_ones(size)
+        self.words = len(self.all_ones)
         self._starting_with: dict[bytes, tuple[int, ...]] = {}
         parts = (hashlib.sha256(tokenizer_json.encode()).hexdigest(), size, self.end_ids)
         self.digest = hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -121,10 +140,3 @@ class Vocabulary:
                 if token.startswith(beginning) and id not in self.control
             )
         return self._starting_with[beginning]
-
-    def all_ones(self) -> NDArray[np.int32]:
-        """A mask row that allows every id of the model and no bit beyond; int32 [words]."""
-        row = np.full(self.words, -1, np.int32)
-        if used := self.size % WORD_BITS:
-            row[-1] = (1 << used) - 1
-        return row

@@ -5,6 +5,8 @@ Knows nothing of verification. Source: `spec/model.md` 10.1; `spec/model-decisio
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,13 @@ class Drafter:
 
     @torch.inference_mode()
     def draft(
-        self, newest: Tensor, anchors: Tensor, slots: Tensor, lower: Tensor, state: State
+        self,
+        newest: Tensor,
+        anchors: Tensor,
+        slots: Tensor,
+        lower: Tensor,
+        state: State,
+        choose: Callable[[Tensor, int], Tensor] | None = None,
     ) -> Drafts:
         """Propose the tokens after the newest one.
 
@@ -73,6 +81,7 @@ class Drafter:
             slots: [requests] int64, state slot of each request.
             lower: [requests] int64, first position with stored features (decoder start).
             state: pools; not changed.
+            choose: takes drafts from logits, as in `markov_draft`; None = the likeliest.
 
         Returns:
             `block_size` drafts a request, for positions anchor + 2 and on.
@@ -91,7 +100,7 @@ class Drafter:
         )
         base = self.network.logits(collapsed.normed).unflatten(0, (-1, block))
         hidden = collapsed.plain.unflatten(0, (-1, block))
-        return self.network.ops.markov_draft(base, hidden, newest, self.weights.markov)
+        return self.network.ops.markov_draft(base, hidden, newest, self.weights.markov, choose)
 
     def _stage(
         self,

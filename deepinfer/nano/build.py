@@ -1,7 +1,7 @@
-"""Builds the embedded model into a cache directory, once.
+"""Where the embedded models are: the trained one in the package, a random one built from a seed.
 
-The files are those of any checkpoint: config, tokenizer, shards, index. The weights are random,
-from a seed. It does not know who loads the model.
+The files are those of any checkpoint: config, tokenizer, shards, index. The random model is built
+into a cache directory, once. This file does not know who loads a model.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -29,14 +30,42 @@ from deepinfer.nano.tokenizer import (
     train_tokenizer,
 )
 
+TRAINED = Path(__file__).with_name("weights")
+RANDOM_NOTE = "note: this model has random weights; its answers mean nothing"
 SEED = 41
 SHARDS = 2
 # Raise it when anything outside `_key` changes the files: seeded weights, BPE training.
 VERSION = 1
 
 
+def builtin_models(cache: Callable[[], Path]) -> dict[str, Callable[[], Path]]:
+    """Names of embedded models and what makes their directory ready.
+
+    Args:
+        cache: asked for the directory for built files, if one is needed.
+    """
+    return {
+        "nano": lambda: nano_directory(cache()),
+        "nano-random": lambda: random_directory(cache()),
+    }
+
+
+def is_random(name: str) -> bool:
+    """Whether a model name means an embedded model without trained weights."""
+    return name == "nano-random" or (name == "nano" and not _trained_here())
+
+
 def nano_directory(cache: Path) -> Path:
-    """The checkpoint directory of the embedded model, built if it is not there yet.
+    """The trained checkpoint of the package; while it has none, `random_directory`."""
+    return TRAINED if _trained_here() else random_directory(cache)
+
+
+def _trained_here() -> bool:
+    return (TRAINED / "config.json").is_file()
+
+
+def random_directory(cache: Path) -> Path:
+    """The checkpoint directory of the random model, built if it is not there yet.
 
     Safe when several processes build at once: each builds aside, the first one to finish is kept.
 

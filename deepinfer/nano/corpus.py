@@ -113,20 +113,23 @@ _CALLS = _words("read write parse load save update find insert remove check comp
 _ACCENTS = _words("naïve façade über señor crème brûlée Ångström jalapeño smörgåsbord piñata")
 
 
-class _Writer:
-    """Draws from the lists with a generator of its own."""
+class Writer:
+    """Draws from the lists with a generator of its own; each method gives a piece of text."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)
 
     def number(self, below: int) -> int:
+        """0 <= it < below."""
         # Of the generator's methods only `random` promises the same numbers in every Python.
         return int(self._random.random() * below)
 
     def pick(self, options: Sequence[str]) -> str:
+        """One of the options."""
         return options[self.number(len(options))]
 
     def sentence(self) -> str:
+        """Somebody did something."""
         who, deed, thing = self.pick(_PEOPLE), self.pick(_DEEDS), self.pick(_THINGS)
         where, reason, time = self.pick(_PLACES), self.pick(_REASONS), self.pick(_TIMES)
         forms = (
@@ -138,13 +141,20 @@ class _Writer:
         return self.pick(forms)
 
     def story(self) -> str:
+        """Three to five sentences."""
         return " ".join(self.sentence() for _ in range(3 + self.number(3)))
 
+    def fact(self) -> str:
+        """A short explanation, English or Chinese."""
+        return self.pick([*_PROSE, *_CHINESE])
+
     def dialogue(self) -> str:
+        """A question and its answer."""
         question, answer = _QUESTIONS[self.number(len(_QUESTIONS))]
         return f"Question: {question}\nAnswer: {answer}"
 
     def chinese(self) -> str:
+        """Three sentences in Chinese."""
         parts = [
             self.pick(_WHEN) + self.pick(_WHO) + self.pick(_WHERE) + self.pick(_WHAT)
             + self.pick(_ENDINGS)
@@ -153,6 +163,7 @@ class _Writer:
         return "".join([*parts, self.pick(_CHINESE)])
 
     def arithmetic(self) -> str:
+        """Twelve lines of true arithmetic."""
         lines = []
         for _ in range(4):
             a, b = self.number(100), 1 + self.number(99)
@@ -160,6 +171,7 @@ class _Writer:
         return "\n".join(lines)
 
     def python(self) -> str:
+        """A function."""
         name, other, call = self.pick(_NAMES), self.pick(_NAMES), self.pick(_CALLS)
         return (
             f"def {call}_{name}({other}, limit={self.number(64)}):\n"
@@ -172,12 +184,14 @@ class _Writer:
         )
 
     def record(self) -> str:
+        """A JSON object."""
         return (
             f'{{"name": "{self.pick(_PEOPLE)}", "{self.pick(_NAMES)}": {self.number(1000)}, '
             f'"place": "{self.pick(_PLACES)}", "done": {self.pick(["true", "false", "null"])}}}'
         )
 
     def table(self) -> str:
+        """A Markdown table of three rows."""
         rows = [f"| {self.pick(_PEOPLE)} | {self.number(10000)} |" for _ in range(3)]
         return "\n".join(["| name | value |", "|---|---|", *rows, f"- {self.pick(_ACCENTS)}"])
 
@@ -192,7 +206,7 @@ def corpus(seed: int, rounds: int = 52) -> str:
     Returns:
         Paragraphs divided by blank lines.
     """
-    writer = _Writer(seed)
+    writer = Writer(seed)
     pieces = [*_PROSE, *_CHINESE]
     for _ in range(rounds):
         pieces += [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 ENGRAM_PAD_ID = 2
 VOCAB_SIZE = 2048
+TRAINED_VOCAB_SIZE = 4096
 
 # Layer: 0 window | 1 window, Engram | 2 owner of ratio 2 | 3 reuse | 4 owner of ratio 2, Engram
 # | 5 owner of ratio 1 and candidate source | 6 reuse | 7 reindex | 8 reuse; then the three draft
@@ -50,6 +51,38 @@ def nano_config(noise_token_id: int, image_token_id: int, token_classes: int) ->
         },
         "vision_config": _vision(),
     }
+
+
+# Layer: 0 window | 1 window, Engram | 2 owner of ratio 2 | 3 reuse, Engram | 4 owner of ratio 1 and
+# candidate source | 5 reuse | 6 reindex | 7 reuse; then the three draft stages.
+_TRAINED: dict[str, object] = {
+    "vocab_size": TRAINED_VOCAB_SIZE,
+    "num_hidden_layers": 8,
+    "moe_intermediate_size": 96,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 4,
+    "o_groups": 2,
+    "o_lora_rank": 64,
+    "compress_ratios": [0, 0, 2, 2, 1, 1, 1, 1, 0, 0, 0],
+    "kv_source_layer_ids": [2, 4],
+    "index_source_layer_ids": [2, 4, 6],
+    "index_n_heads": 8,
+    "candidate_source_layer_id": 4,
+    "engram_layer_ids": [1, 3],
+    "dspark_target_layer_ids": [5, 6, 7],
+}
+
+
+def trained_config(
+    noise_token_id: int, image_token_id: int, token_classes: int
+) -> dict[str, object]:
+    """The `config.json` of the model with trained weights; parameters as of `nano_config`."""
+    config = nano_config(noise_token_id, image_token_id, token_classes)
+    text = config["text_config"]
+    assert isinstance(text, dict)
+    config["text_config"] = text | _TRAINED
+    return config
 
 
 def _network() -> dict[str, object]:

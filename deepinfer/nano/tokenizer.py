@@ -6,6 +6,8 @@ Source: model.md 3 (names, splitting rules, which of them count as special).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 FIRST_TOKENS = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>")  # ids 0, 1, 2
@@ -31,7 +33,6 @@ PLAIN_TOKENS = (
 HIDDEN_TOKENS = ("<｜end_of_query｜>", "<｜rl_image_pad｜>", "<｜rl_image_start｜>")
 
 _SPLITS = (
-    r"\p{N}{1,3}",
     r"[一-龥\u3040-\u309f\u30a0-\u30ff]+",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -39,14 +40,20 @@ _SPLITS = (
 
 
 def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
-    """Train on `text` and add the special tokens; ids are dense and the image token comes last.
+    """Train on the paragraphs of `text`, with up to three digits a token; see `trained`."""
+    return trained(text.split("\n\n"), vocab_size, digits=3)
+
+
+def trained(pieces: Iterable[str], vocab_size: int, digits: int) -> Tokenizer:
+    """Train on texts and add the special tokens; ids are dense and the image token comes last.
 
     A text too short for the wanted number of merges leaves ids free before the special tokens;
     they are named as the place-holders of the release are.
 
     Args:
-        text: any text; every byte has a token whether it occurs or not.
+        pieces: any texts; every byte has a token whether it occurs or not.
         vocab_size: ids in all, more than 256 plus the special tokens.
+        digits: most digits of a token, as the release has it 3.
 
     Returns:
         The same tokenizer for the same arguments.
@@ -57,10 +64,11 @@ def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
         *(AddedToken(name, special=True, normalized=False) for name in HIDDEN_TOKENS),
         AddedToken(IMAGE_TOKEN, special=False, normalized=False),
     ]
+    numbers = rf"\p{{N}}{{1,{digits}}}"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS),
+            *(pre_tokenizers.Split(Regex(split), "isolated") for split in (numbers, *_SPLITS)),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -72,7 +80,7 @@ def train_tokenizer(text: str, vocab_size: int) -> Tokenizer:
         min_frequency=2,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text.split("\n\n"), trainer)
+    tokenizer.train_from_iterator(pieces, trainer)
     free = vocab_size - len(tail) - tokenizer.get_vocab_size()
     holders = [f"<｜place▁holder▁no▁{number}｜>" for number in range(free)]
     tokenizer.add_special_tokens(holders)

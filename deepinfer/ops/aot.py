@@ -37,6 +37,7 @@ _TYPES = {
     torch.int64: "*i64",
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.bool: "*i1",
 }

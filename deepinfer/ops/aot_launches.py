@@ -6,6 +6,7 @@ Used to list the launches; nothing is computed. Knows nothing of compilers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,6 +25,7 @@ from deepinfer.ops.grouped_output.packing import PackedLow
 from deepinfer.ops.head import triton as head
 from deepinfer.ops.index_inputs import triton as index_inputs
 from deepinfer.ops.index_inputs.reference import IndexQueries
+from deepinfer.ops.index_select import CandidateRule
 from deepinfer.ops.index_select import triton as index_select
 from deepinfer.ops.linear_fp8 import triton as linear
 from deepinfer.ops.mhc_boundary import triton as boundary
@@ -31,6 +33,8 @@ from deepinfer.ops.mhc_update.reference import Pending
 from deepinfer.ops.norm_quantise import triton as norm_quantise
 from deepinfer.ops.rotation import Rotation
 from deepinfer.ops.route import triton as route
+from deepinfer.ops.sample import triton as sampling
+from deepinfer.ops.sample.state import SamplerTable, Uses
 from deepinfer.ops.shared_expert import triton as shared_expert
 from deepinfer.ops.sparse_attention import triton as sparse_attention
 
@@ -42,6 +46,7 @@ RECORDS = Records(
     Record("fp4_e4m3_16", HEAD_DIM),
     Record("fp4_ue8m0_32", INDEX_DIM),
 )
+RULE = CandidateRule(2048, 8)
 EXPERTS = (6, 48, 384)  # of an EP64 and an EP8 rank, and of a whole layer
 LINEARS = (
     (RANK, HIDDEN),
@@ -153,10 +158,21 @@ def _owner(tokens: int, *, ratio: int) -> dict[str, Callable[[], object]]:
             compress.compress, _bf16(tokens, HIDDEN), weights, batch, pairs, pages,
             _fp32(ROPE // 2), eps=EPS, records=RECORDS,
         ),
-        f"index scores ratio {ratio}": partial(
-            index_select.scores, queries, batch, pages, slice(None), RECORDS.index_key
+        f"index ratio {ratio}": partial(
+            index_select.index_select, queries, batch, pages, None,
+            topk=512, rule=RULE, publish=True, record=RECORDS.index_key,
+        ),
+        f"index within blocks ratio {ratio}": partial(
+            index_select.index_select, queries, batch, pages, _longs(tokens, RULE.limit),
+            topk=512, rule=RULE, publish=False, record=RECORDS.index_key,
         ),
     }  # fmt: skip
+
+
+def _sample(count: int, *, masked: bool, uses: Uses) -> Callable[[], object]:
+    state = replace(SamplerTable(4, "meta").state, uses=uses)
+    rows, masks = _longs(count), _words(count, VOCAB // 32) if masked else None
+    return partial(sampling.sample, _fp32(count, VOCAB), state, rows, rows, _longs(4, 64), masks)
 
 
 def launches(tokens: Sequence[int]) -> Mapping[str, Callable[[], object]]:
@@ -187,6 +203,13 @@ def _calls(t: int) -> dict[str, Callable[[], object]]:
         )
         for count in EXPERTS
     }
+    drawn = Uses(noise=True, truncation=True)
+    calls |= {
+        "sample": _sample(min(t, 64), masked=False, uses=drawn),
+        "sample with masks": _sample(min(t, 64), masked=True, uses=drawn),
+        "sample greedily": _sample(min(t, 64), masked=False, uses=Uses()),
+    }
+    calls |= _owner(t, ratio=1) | _owner(t, ratio=2)
     calls |= {f"attention ratio {ratio}": _attention(t, by, ratio=ratio) for ratio in (0, 1, 2)}
     return calls | {
         "quantise": partial(triton_rows.sum_quantise, _bf16(t, HIDDEN)),

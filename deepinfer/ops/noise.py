@@ -26,12 +26,12 @@ _LANES = 4
 
 # f(t) = -log2(1 - t) / t on (0, 1/2]: Chebyshev interpolation of degree 9, rounded to multiples of
 # 2^-30, constant term first. Relative error below 5e-9.
-_RATIO = (
+RATIO = (
     *(1549082000, 774542859, 516239574, 390301736, 271772144),
     *(527844224, -914095782, 3036000220, -3809133581, 2685507065),
 )
-_LN2 = 744261118  # ln 2 x 2^30
-_MINUS_LN_LN2 = 393540252  # -ln(ln 2) x 2^30
+LN2 = 744261118  # ln 2 x 2^30
+MINUS_LN_LN2 = 393540252  # -ln(ln 2) x 2^30
 
 
 class Purpose(IntEnum):
@@ -107,7 +107,7 @@ def gumbel(word: Tensor) -> Tensor:
     mantissa, zeros = _normalise(e, bits=63)
     # The top bit of e stands for 2^(5 - zeros).
     minus_log2_e = ((zeros - 6) << 28) + (_minus_log2((1 << 32) - (mantissa >> 31)) >> 34)
-    fixed = ((minus_log2_e * _LN2) >> 28) + _MINUS_LN_LN2
+    fixed = ((minus_log2_e * LN2) >> 28) + MINUS_LN_LN2
     return fixed.to(torch.float32) * 2.0**-30
 
 
@@ -125,8 +125,8 @@ def _normalise(value: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 def _minus_log2(t: Tensor) -> Tensor:
     """-log2(1 - t) in multiples of 2^-62, for t in multiples of 2^-32 with 0 < t <= 1/2."""
-    ratio = torch.full_like(t, _RATIO[-1])
-    for coefficient in _RATIO[-2::-1]:
+    ratio = torch.full_like(t, RATIO[-1])
+    for coefficient in RATIO[-2::-1]:
         ratio = ((ratio * t) >> 32) + coefficient
     return ratio * t
 
@@ -149,3 +149,21 @@ def gumbel_argmax(scaled: Tensor, key: NoiseKey, purpose: Purpose) -> Tensor:
         [rows] int64.
     """
     return (scaled + gumbel_noise(key, purpose, scaled.shape[-1])).argmax(-1)
+
+
+def gumbel_noise_at(key: NoiseKey, purpose: Purpose, ids: Tensor) -> Tensor:
+    """The noise of some ids of each row, the bits of `gumbel_noise`.
+
+    Args:
+        key: of the rows.
+        purpose: of the draw.
+        ids: [rows, k] int64.
+
+    Returns:
+        [rows, k] fp32.
+    """
+    seed, position, sample = (part.unsqueeze(1) for part in key)
+    purpose_word = torch.full_like(position, int(purpose))
+    counter = (ids // _LANES, position & _WORD, purpose_word, sample & _WORD)
+    lanes = torch.stack(philox(counter, (seed & _WORD, _high(seed))), dim=-1)
+    return gumbel(lanes.gather(-1, (ids % _LANES).unsqueeze(-1)).squeeze(-1))

@@ -75,11 +75,12 @@ def _product(
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), whole & here)
 
 
-@triton.jit(do_not_specialize=["size"])
-def _add(part_ptr, out_ptr, size, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["tokens"])
+def _add(part_ptr, out_ptr, tokens, OUT: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
     """out = the sum of the segments, first to last."""
     gdc_wait()
     gdc_launch_dependents()
+    size = tokens * OUT  # of a known divisor, so that loads take 16 bytes
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for s in tl.static_range(SEGMENTS):
@@ -131,7 +132,7 @@ def product(x: Tensor, weight: Tensor, dtype: torch.dtype, tile: Tile | None = N
     sums = torch.empty((count, tokens, out), dtype=torch.float32, device=x.device)
     _launch(x, weight, sums, tile, count)
     _add[(triton.cdiv(y.numel(), _ADD),)](
-        sums, y, y.numel(), count, _ADD, num_warps=4, launch_pdl=True
+        sums, y, tokens, out, count, _ADD, num_warps=4, launch_pdl=True
     )
     return y
 

@@ -77,11 +77,15 @@ def _summed(ptr, step, inside, SEGMENTS: tl.constexpr):
     return total.to(tl.bfloat16).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["size"])
-def _sum_quantise(x_ptr, codes_ptr, bytes_ptr, size, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
-    """FP8 of the bf16-rounded sum of segments of `size` elements."""
+@triton.jit(do_not_specialize=["tokens"])
+def _sum_quantise(
+    x_ptr, codes_ptr, bytes_ptr, tokens,
+    N: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """FP8 of the bf16-rounded sum of segments of [tokens, N]."""
     gdc_wait()
     gdc_launch_dependents()
+    size = tokens * N  # of a known divisor, so that loads take 16 bytes
     first = tl.program_id(0).to(tl.int64) * BLOCK
     column = first + tl.arange(0, BLOCK)
     value = _summed(x_ptr + column, size.to(tl.int64), column < size, SEGMENTS)
@@ -176,9 +180,9 @@ def sum_quantise(x: Tensor) -> Quantised:
     count, (tokens, n) = (x.shape[0] if x.dim() == 3 else 1), x.shape[-2:]
     codes = torch.empty((tokens, n), dtype=torch.uint8, device=x.device)
     scale = torch.empty((tokens, n // 32), dtype=torch.uint8, device=x.device)
-    if size := tokens * n:
-        _sum_quantise[(triton.cdiv(size, _BLOCK),)](
-            x, codes, scale, size, count, _BLOCK, num_warps=4, launch_pdl=True
+    if tokens:
+        _sum_quantise[(triton.cdiv(tokens * n, _BLOCK),)](
+            x, codes, scale, tokens, n, count, _BLOCK, num_warps=4, launch_pdl=True
         )
     return Quantised(codes, scale)
 

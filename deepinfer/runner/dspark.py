@@ -13,10 +13,11 @@ from deepinfer.model.network import Forward, Network
 from deepinfer.model.state import State
 from deepinfer.runner.rows import Rows
 from deepinfer.runner.runner import Proposal
+from deepinfer.runner.verification import Drawing
 
 
 class DraftStages:
-    """Proposes greedy drafts; the newest token and the draft rings are all that it looks at.
+    """Proposes drafts; the newest token and the draft rings are all that it looks at.
 
     Args:
         network: with draft stages.
@@ -44,7 +45,7 @@ class DraftStages:
         if len(forward.features):
             self._drafter.seed(forward.features, forward.batch, state)
 
-    def propose(self, rows: Rows, groups: Tensor, state: State) -> Proposal:
+    def propose(self, rows: Rows, groups: Tensor, state: State, drawing: Drawing) -> Proposal:
         """Drafts that follow each row's newest token, whose own features do not exist yet."""
         length = rows.length[groups]
         newest = rows.tokens[groups, length - 1]
@@ -54,5 +55,6 @@ class DraftStages:
             torch.where(groups > 0, rows.slot[groups], 0),
             torch.maximum(rows.decoder_start[groups], rows.lower[groups]),
             state,
+            drawing.choose,
         )
         return Proposal(found.tokens[:, : self._drafts], found.confidence[:, : self._drafts])

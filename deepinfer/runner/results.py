@@ -33,6 +33,12 @@ def pack(verified: Tensor, accepted: Tensor, flags: Tensor, tokens: Tensor) -> T
     return torch.cat(parts, dim=1).to(torch.int32)
 
 
+def pack_drafts(tokens: Tensor, confidence: Tensor) -> Tensor:
+    """Join drafts [groups, drafts] and their fp32 confidences into [groups, 2 drafts] int32."""
+    bits = confidence.to(torch.float32).contiguous().view(torch.int32)
+    return torch.cat((tokens.to(torch.int32), bits), dim=1)
+
+
 @dataclass
 class Outbox:
     """Copies of one step's results, readable when `landed` has passed.
@@ -40,7 +46,7 @@ class Outbox:
     Attributes:
         number: of the plan.
         rows: [n] int32, rows that generate; groups behind them are padding.
-        started: event before the step's work.
+        started: event before the step's work and behind the changes of its plan.
         landed: event behind the last copy; None before anything was sent.
     """
 
@@ -50,7 +56,7 @@ class Outbox:
     landed: Event | None = None
     _packed: Tensor | None = None
     _logprobs: RowLogprobs | None = None
-    _confidence: Tensor | None = None
+    _drafts: Tensor | None = None
     _prompts: list[tuple[int, int, RowLogprobs]] = field(default_factory=list)
 
     def prompt(self, row: int, start: int, found: RowLogprobs) -> None:
@@ -65,10 +71,10 @@ class Outbox:
             self._logprobs = _fetched(RowLogprobs(*(part[:count] for part in found.logprobs)))
         self._land(found.packed.device)
 
-    def drafted(self, confidence: Tensor) -> None:
-        """Send raw confidences [groups, drafts]."""
-        self._confidence = fetch(confidence[: len(self.rows)])
-        self._land(confidence.device)
+    def drafted(self, packed: Tensor) -> None:
+        """Send drafts and confidences of `pack_drafts`."""
+        self._drafts = fetch(packed[: len(self.rows)])
+        self._land(packed.device)
 
     def _land(self, device: torch.device) -> None:
         self.landed = Event(device)
@@ -80,9 +86,10 @@ class Outbox:
         assert self.landed is not None
         self.landed.wait()
         packed = self._packed.numpy()
-        confidence = np.zeros((len(self.rows), 0), np.float32)
-        if self._confidence is not None:
-            confidence = self._confidence.numpy().copy()
+        drafts = np.zeros((len(self.rows), 0), np.int32)
+        if self._drafts is not None:
+            drafts = self._drafts.numpy()
+        tokens, bits = drafts[:, : drafts.shape[1] // 2], drafts[:, drafts.shape[1] // 2 :]
         return StepResult(
             number=self.number,
             row=self.rows,
@@ -90,7 +97,8 @@ class Outbox:
             accepted=packed[:, 1].copy(),
             tokens=packed[:, _COLUMNS:].copy(),
             flags=packed[:, 2].copy(),
-            confidence=confidence,
+            confidence=bits.copy().view(np.float32),
+            drafts=tokens.copy(),
             logprobs=None if self._logprobs is None else _top(self._logprobs),
             prompt_logprobs=tuple(
                 PromptLogprobs(row, start, _top(found)) for row, start, found in self._prompts

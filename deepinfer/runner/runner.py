@@ -19,21 +19,16 @@ from torch import Tensor
 from deepinfer.device import Event, Graphs
 from deepinfer.model.network import Forward, Network
 from deepinfer.model.state import State
-from deepinfer.ops.sample import (
-    RowLogprobs,
-    SamplerState,
-    SamplerTable,
-    raw_logprobs,
-    sample,
-    top_logprobs,
-)
-from deepinfer.ops.verify import cut_at_end, verify
+from deepinfer.ops.sample import RowLogprobs, SamplerTable, raw_logprobs, top_logprobs
+from deepinfer.runner.choose import Chooser
 from deepinfer.runner.graphs import CaptureReport, Captures, StepShape, context_bounds
 from deepinfer.runner.layout import Slices, StepLayout, lay_out
-from deepinfer.runner.results import Chosen, Outbox, pack
+from deepinfer.runner.masks import MaskTable
+from deepinfer.runner.results import Outbox, pack_drafts
 from deepinfer.runner.rows import RowLimits, Rows, send
+from deepinfer.runner.verification import Drawing, RuleName, Verification
 from deepinfer.runner.windows import Fresh, WindowPool, fresh_snapshots
-from deepinfer.step import Admit, Prefill, StepPlan, StepResult
+from deepinfer.step import Admit, Prefill, StepMasks, StepPlan, StepResult
 
 T = TypeVar("T")
 _LOGIT_ROWS = 256  # prompt rows whose logits are held at once for log-probabilities
@@ -59,8 +54,8 @@ class Proposer(Protocol):
         """Take over what a forward pass computed."""
         ...
 
-    def propose(self, rows: Rows, groups: Tensor, state: State) -> Proposal:
-        """Drafts that follow each row's newest token."""
+    def propose(self, rows: Rows, groups: Tensor, state: State, drawing: Drawing) -> Proposal:
+        """Drafts that follow each row's newest token; those not taken for certain by `drawing`."""
         ...
 
 
@@ -75,8 +70,9 @@ class Computed(NamedTuple):
 
 @dataclass
 class _Step:
-    """A step on its way. `shape` is None if it runs without graphs."""
+    """A step on its way. `shape` is None if it runs without graphs; `masked` is the plan's."""
 
+    masked: tuple[int, ...]
     shape: StepShape | None
     computed: Computed
     outbox: Outbox
@@ -94,8 +90,10 @@ class TorchRunner:
         snapshots: places for window snapshots on the host.
         compact: prompt rows below a decoder start leave the decoder layers; else they are only
             masked (the same numbers, more work).
+        verification: the rule by which drafts are kept.
 
     Raises:
+        ConfigError: the rule needs more memory than it may have.
         ValueError: graphs are wanted, but an operation or the proposer cannot be captured.
     """
 
@@ -109,6 +107,7 @@ class TorchRunner:
         graphs: Graphs | None = None,
         snapshots: int = 0,
         compact: bool = True,
+        verification: RuleName = "match",
     ):
         if graphs is not None and (obstacles := network.graph_obstacles()):
             raise ValueError(f"no graphs of this network: {'; '.join(obstacles)}")
@@ -125,8 +124,11 @@ class TorchRunner:
         self._proposer = proposer
         self._compact = compact
         self._captures = None if graphs is None else Captures(graphs)
-        self._sample = sample.bind()
-        self._verify = verify.bind()
+        self._verification = Verification(
+            verification, limits.rows, limits.drafts, network.arch.vocab_size, self.device
+        )
+        self._chooser = Chooser(self.rows, self._verification)
+        self._masks: MaskTable | None = None
         engram = network.arch.engram
         self._ngram = 1 if engram is None else engram.max_ngram_size
         self._admitted: dict[int, Admit] = {}
@@ -159,15 +161,24 @@ class TorchRunner:
                 self.draft(number)
                 self.collect(number)
 
+    def clear(self) -> None:
+        """Forget all rows and what they compute, after steps that served no request."""
+        for row in self._admitted:
+            self._sampler.release(row)
+        self._admitted.clear()
+        self._decoding.clear()
+        self.rows.ended.fill_(True)
+        self.rows.decoding.zero_()
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Take over the plan's changes and compute its tokens."""
-        started = Event(self.device)
-        started.record()
         self._keep_stored(plan)
         slices = self._change_host(plan)
         fresh = fresh_snapshots(plan, slices)
         sent = self._change_device(plan, slices, fresh)
+        started = Event(self.device)
+        started.record()
         shape = None if self._captures is None else StepShape.of(plan, self.rows.limits.pages)
         if shape is None:
             decoding = self.rows.decoding[: len(self._decoding)]
@@ -180,7 +191,7 @@ class TorchRunner:
             self._keep_fresh(fresh, computed)
         if computed.forward is not None:
             self._score_prompts(plan.prefill, computed.forward, outbox)
-        self._steps[plan.number] = _Step(shape, computed, outbox)
+        self._steps[plan.number] = _Step(plan.masked, shape, computed, outbox)
 
     def _change_host(self, plan: StepPlan) -> Slices:
         for row in plan.release:
@@ -258,62 +269,31 @@ class TorchRunner:
         return Computed(layout, logits, forward if slices.tokens else None)
 
     @torch.inference_mode()
-    def sample(self, number: int, masks: Tensor | None = None) -> None:
+    def sample(self, number: int, masks: StepMasks | None = None) -> None:
         """Generate tokens from the forward pass of step `number`.
 
         Args:
             number: of the plan.
-            masks: [samples, ceil(vocab / 32)] int32 grammar masks, or None; those of padding may
-                be left out.
+            masks: of the rows that the plan says are masked; None if there are none.
         """
         step, state = self._steps[number], self._sampler.state
-        # Lists of rules live in tensors that change with the rows; masks come from outside.
-        shape = step.shape if masks is None and not state.rules.any else None
-        key = ("sample", shape, state.uses, state.stop_ids.shape[1])
-        chosen = self._run(shape, key, lambda: self._choose(step.computed, state, masks))
+        assert masks is not None or not step.masked, f"step {number} came without its masks"
+        assert masks is None or masks.covers(step.masked), f"masks of other rows: step {number}"
+        table = None if masks is None or not masks.any else self._mask(masks)
+        # Lists of rules live in tensors that change with the rows.
+        shape = None if state.rules.any else step.shape
+        key = ("sample", shape, state.uses, state.stop_ids.shape[1], table is not None)
+        logits, layout = step.computed.logits, step.computed.layout
+        chosen = self._run(shape, key, lambda: self._chooser.choose(logits, layout, state, table))
         step.outbox.chosen(chosen)
 
-    def _choose(self, computed: Computed, state: SamplerState, masks: Tensor | None) -> Chosen:
-        layout, rows = computed.layout, self.rows
-        if masks is not None:
-            padding = len(computed.logits) - len(masks)
-            masks = torch.nn.functional.pad(masks, (0, 0, 0, padding), value=-1)
-        positions = rows.length[layout.sample_row] + layout.depth
-        known = rows.tokens[:, : layout.batch.max_len + rows.limits.drafts]  # penalties read it all
-        drawn = self._sample(
-            computed.logits, state, layout.sample_row, positions, known, masks, False
-        )
-        groups, length = layout.groups, rows.length[layout.groups]
-        depth = torch.arange(rows.limits.drafts + 1, device=self.device)
-        here = depth <= layout.verified.unsqueeze(1)
-        index = torch.where(here, layout.first.unsqueeze(1) + depth, 0)
-        chosen = torch.where(here, drawn.tokens[index], -1)
-        flags = torch.where(here, drawn.flags[index], 0)
-        drafted = rows.tokens[groups.unsqueeze(1), length.unsqueeze(1) + depth[:-1]]
-        drafted = torch.where(depth[:-1] < layout.verified.unsqueeze(1), drafted, -1)
-        room = rows.limit[groups] - length
-        kept = cut_at_end(
-            self._verify(drafted, chosen, flags), room, state.end_id[groups], state.stop_ids[groups]
-        )
-        over = rows.ended[groups]
-        tokens = kept.tokens.masked_fill(over.unsqueeze(1), -1)
-        accepted, ended = kept.accepted.masked_fill(over, 0), kept.flags.masked_fill(over, 0)
-        self._extend(groups, length, tokens, ended)
-        return Chosen(
-            pack(layout.verified, accepted, ended, tokens), _grouped(drawn.logprobs, index)
-        )
-
-    def _extend(self, groups: Tensor, length: Tensor, tokens: Tensor, flags: Tensor) -> None:
-        """Append generated tokens to their rows; entries without a token go to row 0."""
-        rows = self.rows
-        depth = torch.arange(tokens.shape[1], device=self.device)
-        there = tokens >= 0
-        target = torch.where(there, groups.unsqueeze(1), 0)
-        column = torch.where(there, length.unsqueeze(1) + depth, 0)
-        rows.tokens[target, column] = tokens.clamp(min=0)
-        rows.length[groups] = length + there.sum(1)
-        rows.ended[groups] = rows.ended[groups] | (flags != 0)
-        rows.drafts.index_fill_(0, groups, 0)
+    def _mask(self, masks: StepMasks) -> MaskTable:
+        """The table with the masks of a step; it is made when it is needed first."""
+        if self._masks is None:
+            limits, vocab = self.rows.limits, self.network.arch.vocab_size
+            self._masks = MaskTable(limits.rows, limits.drafts, vocab, self.device)
+        self._masks.write(masks)
+        return self._masks
 
     @torch.inference_mode()
     def draft(self, number: int) -> None:
@@ -322,17 +302,19 @@ class TorchRunner:
             return
         step, proposer = self._steps[number], self._proposer
         groups = step.computed.layout.groups
-        key = ("draft", step.shape)
+        key = ("draft", step.shape, self._sampler.state.uses.noise)
         step.outbox.drafted(self._run(step.shape, key, lambda: self._propose(proposer, groups)))
 
     def _propose(self, proposer: Proposer, groups: Tensor) -> Tensor:
-        proposal = proposer.propose(self.rows, groups, self.state)
-        rows, count = self.rows, proposal.tokens.shape[1]
+        rows = self.rows
+        drawing = self._verification.drawing(self._sampler.state, groups, rows.length[groups])
+        proposal = proposer.propose(rows, groups, self.state, drawing)
+        count = proposal.tokens.shape[1]
         columns = rows.length[groups].unsqueeze(1) + torch.arange(count, device=self.device)
         rows.tokens[groups.unsqueeze(1), columns] = proposal.tokens
         rows.confidence[groups, :count] = proposal.confidence
         rows.drafts.index_fill_(0, groups, count)
-        return proposal.confidence
+        return pack_drafts(proposal.tokens, proposal.confidence)
 
     @torch.inference_mode()
     def logits(self, number: int) -> Tensor:
@@ -343,6 +325,15 @@ class TorchRunner:
         """
         computed = self._steps[number].computed
         return computed.logits[computed.layout.first]
+
+    def marks(self, number: int) -> tuple[Event, Event | None]:
+        """Marks around the work of an uncollected step, for measurements.
+
+        The first stands behind the changes that the plan made, the second behind the last copy to
+        the host so far.
+        """
+        outbox = self._steps[number].outbox
+        return outbox.started, outbox.landed
 
     def collect(self, number: int) -> StepResult:
         """Wait for step `number` and return what it produced."""
@@ -376,8 +367,3 @@ class TorchRunner:
 def _dropped(item: Prefill, admit: Admit) -> int:
     """Rows of a slice that stop at the boundary layer."""
     return min(max(admit.decoder_start - item.start, 0), item.length)
-
-
-def _grouped(found: RowLogprobs | None, index: Tensor) -> RowLogprobs | None:
-    """Log-probabilities in the shape of the generated tokens."""
-    return None if found is None else RowLogprobs(*(column[index] for column in found))

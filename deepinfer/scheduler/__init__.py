@@ -1,6 +1,7 @@
 """Which positions to compute next. Pure: no torch, no clock, no randomness."""
 
 from deepinfer.scheduler.admission import row_sampling
+from deepinfer.scheduler.hashes import next_token
 from deepinfer.scheduler.limits import (
     LATENCY,
     POLICIES,
@@ -12,7 +13,7 @@ from deepinfer.scheduler.limits import (
 )
 from deepinfer.scheduler.report import Progress, Snapshot
 from deepinfer.scheduler.scheduler import Scheduler
-from deepinfer.scheduler.shadow import ShadowDevice, next_token
+from deepinfer.scheduler.shadow import ShadowDevice
 
 __all__ = [
     "LATENCY",

@@ -9,8 +9,8 @@ from deepinfer.step import FLAG_EMPTY, FLAG_END, FLAG_NAN, FLAG_STOP_ID
 
 _NAN = "the logits are not finite; the weights or the device may be damaged, others go on"
 _EMPTY = (
-    "no token is allowed: allowed_token_ids, bad_words, min_tokens and logit_bias exclude "
-    "every one; relax them"
+    "no token is allowed: allowed_token_ids, bad_words, min_tokens, structured output and the "
+    "vocabulary exclude every one; relax them"
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.cache import PagePool, pages_for
-from deepinfer.request import Request
+from deepinfer.request import Request, RequestMetrics
 from deepinfer.scheduler.limits import Limits
 from deepinfer.scheduler.policy import AGED_PRIORITY, Candidate
 from deepinfer.step import PageAppend, Prefill, RowSampling
@@ -25,7 +25,8 @@ MOVES = {
     FREE: (PREFILL,),
     PREFILL: (DECODE, DRAINING, FREE),
     DECODE: (CLOSED, DRAINING, FREE),
-    CLOSED: (DRAINING, FREE),  # its limit is reached for certain, its last result is awaited
+    # Its limit is reached for certain, unless its mask is late; its last result is awaited.
+    CLOSED: (DECODE, DRAINING, FREE),
     DRAINING: (FREE,),  # it ended, but an uncollected step computes it
 }
 
@@ -47,7 +48,7 @@ class Job:
         aged: it waited so long that others are preempted before it.
         first_token: time of it, seconds.
         preemptions: how often it was preempted.
-        drafts: verified and accepted in the rows that it left.
+        drafts: verified and accepted in the rows that it left, by place in the block.
         first_key: of its key chain, None if its pages are not shared.
         keys: of its leading full pages.
         published: leading pages that others may find (or found before it).
@@ -70,7 +71,7 @@ class Job:
     aged: bool = False
     first_token: float | None = None
     preemptions: int = 0
-    drafts: tuple[int, int] = (0, 0)
+    drafts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     first_key: bytes | None = None
     keys: list[bytes] = field(default_factory=list[bytes])
     published: int = 0
@@ -85,10 +86,17 @@ class Job:
         """Its priority, smaller goes first; ahead of all others once it waited too long."""
         return AGED_PRIORITY if self.aged else self.request.priority
 
-    def count_drafts(self, verified: int, accepted: int) -> tuple[int, int]:
-        """Add those of the row that it leaves; returns all of its drafts."""
-        self.drafts = self.drafts[0] + verified, self.drafts[1] + accepted
-        return self.drafts
+    def count_drafts(self, verified: tuple[int, ...], accepted: tuple[int, ...]) -> None:
+        """Add those of the row that it leaves."""
+        if self.drafts[0]:
+            verified = tuple(map(sum, zip(self.drafts[0], verified, strict=True)))
+            accepted = tuple(map(sum, zip(self.drafts[1], accepted, strict=True)))
+        self.drafts = verified, accepted
+
+    def metrics(self, now: float) -> RequestMetrics:
+        """Its times and counts, if it ends at `now` and the drafts of its row are counted."""
+        arrival = self.request.arrival
+        return RequestMetrics(arrival, self.first_token, now, self.preemptions, *self.drafts)
 
 
 class RowTable:
@@ -104,6 +112,7 @@ class RowTable:
         limit: [rows + 1], as in `Job`.
         pages: [rows + 1], entries of its page table.
         last_step: [rows + 1], number of the last step that computes it, -1 = none.
+        constrained: [rows + 1] bool, its request needs masks.
         decoding: [n] rows in the state DECODE as of `update_decoding`, ascending.
         released: rows freed since they were last asked for.
     """
@@ -116,6 +125,7 @@ class RowTable:
         self.state = np.zeros(rows + 1, np.int8)
         self.lo, self.hi, self.limit, self.pages, self.last_step = np.zeros((5, rows + 1), np.int64)
         self.decoding = self.which(DECODE)
+        self.constrained = np.zeros(rows + 1, np.bool_)
         self._told = np.zeros(rows + 1, np.bool_)  # the decoding set that was told last
         self.released: list[int] = []
         self._page_tokens = limits.page_tokens
@@ -162,6 +172,7 @@ class RowTable:
         self.limit[job.row] = job.limit
         self.pages[job.row] = len(pages)
         self.last_step[job.row] = -1
+        self.constrained[job.row] = job.request.constrained
         return [PageAppend(job.row, place, page) for place, page in enumerate(pages)]
 
     def free(self, row: int) -> Job:
@@ -169,6 +180,7 @@ class RowTable:
         job = self.job(row)
         self.move(row, FREE)
         self.jobs[row] = None
+        self.constrained[row] = False
         heappush(self._free, row)
         self.pool.give_back(job.pages)
         self.released.append(row)
@@ -247,9 +259,23 @@ class RowTable:
         return longest, booked
 
     def correct(self, rows: NDArray[np.int32], generated: NDArray[np.int32], booked: Ints) -> None:
-        """Replace what was booked for `rows` in a step by the tokens they generated."""
+        """Replace what was booked for `rows` in a step by the tokens they generated.
+
+        A row without any token, because its mask was late, decodes again.
+        """
         self.lo[rows] += generated - 1
         self.hi[rows] += generated - 1 - booked[rows]
+        late = rows[(generated == 0) & (self.state[rows] == CLOSED)]
+        for row in late.tolist():
+            self.move(row, DECODE)
+
+    def masked(self, prefill: list[Prefill]) -> tuple[int, ...]:
+        """Rows that generate in a step with these slices and need masks for it, ascending."""
+        if not self.constrained.any():
+            return ()
+        emitting = [piece.row for piece in prefill if piece.emits]
+        rows = np.concatenate((np.array(emitting, np.int64), self.decoding))
+        return tuple(sorted(rows[self.constrained[rows]].tolist()))
 
     def candidates(self) -> list[Candidate]:
         """Rows that may be preempted while no step is uncollected."""

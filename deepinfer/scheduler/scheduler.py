@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from deepinfer.cache import pages_for
 from deepinfer.errors import RequestError
-from deepinfer.request import FinishReason, Request, RequestMetrics
+from deepinfer.request import FinishReason, Request
 from deepinfer.scheduler.admission import admit_message, joining, new_job
 from deepinfer.scheduler.limits import Limits, Policy, drafting_policy
 from deepinfer.scheduler.policy import choose_victim, share_budget
@@ -98,10 +98,15 @@ class Scheduler:
         """End a request with the reason "abort"; False if there is none of that name."""
         return self.finish(request_id, "abort")
 
-    def finish(self, request_id: str, reason: FinishReason) -> bool:
+    def finish(self, request_id: str, reason: FinishReason, error: str | None = None) -> bool:
         """End a request from outside, such as for a stop string; tokens on their way are dropped.
 
         Its last `Progress` comes with the next `apply` or `take_reports`.
+
+        Args:
+            request_id: its name.
+            reason: why it ends.
+            error: what went wrong, for the reason "error".
 
         Returns:
             False if there is no such request (any more).
@@ -109,7 +114,7 @@ class Scheduler:
         job = self._jobs.get(request_id)
         if job is None:
             return False
-        self._reports.append(self._end(job, reason))
+        self._reports.append(self._end(job, reason)._replace(error=error))
         return True
 
     def take_reports(self) -> list[Progress]:
@@ -203,8 +208,10 @@ class Scheduler:
             return most
         left = self.limits.max_num_batched_tokens - len(rows.decoding) - most
         prefill = min(wanted, left, self.policy.prefill_beside_decode)
-        room = rows.limit[rows.decoding] - rows.lo[rows.decoding] - 1
-        return self.speculation.budget(rows.decoding, room, most, prefill)
+        decoding = rows.decoding
+        return self.speculation.budget(
+            decoding, lambda: rows.limit[decoding] - rows.lo[decoding] - 1, most, prefill
+        )
 
     def _room(self, job: Job, hit: Hit | None) -> int:
         """Tokens that the job could compute in the pages it has and those that are free."""
@@ -257,6 +264,7 @@ class Scheduler:
             graph_rows=graph_rows,
             max_len_hi=longest,
             snapshots=tuple(saves),
+            masked=rows.masked(work.prefill),
         )
 
     def _preempt(self) -> None:
@@ -325,7 +333,7 @@ class Scheduler:
                     self._reuse.distrust(job)
                 last = self._end(job, reason)
                 news.append(last._replace(token_ids=new, stop_id=stop_id, error=error, place=place))
-            else:
+            elif new:  # none if its mask was late
                 news.append(Progress(job.request.request_id, new, place))
         return news
 
@@ -335,19 +343,15 @@ class Scheduler:
         self._reuse.leave(job)
         del self._jobs[request.request_id]
         self._finished += 1
-        verified, accepted = job.count_drafts(*self.speculation.take(row))
+        job.count_drafts(*self.speculation.take(row))
         if not row:
             self._queue.remove(request.request_id)
         elif self._rows.last_step[row] <= self._collected:
             self._rows.free(row)
         else:
             self._rows.move(row, DRAINING)
-        metrics = RequestMetrics(
-            *(request.arrival, job.first_token, self._now, job.preemptions), verified, accepted
-        )
-        return Progress(
-            request.request_id, finish_reason=reason, num_cached_tokens=job.reused, metrics=metrics
-        )
+        last = Progress(request.request_id, finish_reason=reason, num_cached_tokens=job.reused)
+        return last._replace(metrics=job.metrics(self._now))
 
     def reset_prefix_cache(self) -> None:
         """Forget what could be shared; requests that run keep what they have."""

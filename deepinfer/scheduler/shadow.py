@@ -2,7 +2,8 @@
 
 Its next token is a hash of all tokens before it. The running hash of position p lies in the page of
 p and is computed from that of p - 1, so a wrong row, page, position or roll-back changes tokens.
-It obeys end and stop ids, limits and `min_tokens`; of the other sampling values it knows nothing.
+It obeys masks, end and stop ids, limits and `min_tokens`; of the other sampling values it knows
+nothing.
 """
 
 from __future__ import annotations
@@ -16,63 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.scheduler.calibration import probability
+from deepinfer.scheduler.hashes import VOCABULARY, WORD, Mask, choose, fold, mask_of, mix
 from deepinfer.scheduler.limits import Limits
 from deepinfer.scheduler.speculation import share_budget_out
 from deepinfer.step import (
+    FLAG_EMPTY,
     FLAG_END,
     FLAG_LIMIT,
     FLAG_NAN,
     FLAG_STOP_ID,
     Admit,
     SnapshotSave,
+    StepMasks,
     StepPlan,
     StepResult,
 )
 
-VOCABULARY = 257
-_WORD = (1 << 64) - 1
 _POISON = 0xDEAD_BEEF_DEAD_BEEF
-_START = 0x9E37_79B9_7F4A_7C15
-
-
-def _mix(value: int) -> int:
-    """The finaliser of SplitMix64: 64 bits to 64 bits, one to one."""
-    value = (value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9 & _WORD
-    value = (value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB & _WORD
-    return value ^ (value >> 31)
-
-
-def _fold(state: int, token: int) -> int:
-    """Running hash after one more token."""
-    return _mix((state + (token + 1) * _START) & _WORD)
-
-
-def _choose(state: int, seed: int, barred: Collection[int], vocabulary: int) -> int:
-    token = _mix(state ^ _mix(seed & _WORD)) % vocabulary
-    while token in barred:
-        token = (token + 1) % vocabulary
-    return token
-
-
-def next_token(
-    prefix: Iterable[int],
-    seed: int,
-    *,
-    barred: Collection[int] = (),
-    vocabulary: int = VOCABULARY,
-) -> int:
-    """The token that a shadow device generates after `prefix`.
-
-    Args:
-        prefix: all tokens before it.
-        seed: of the request.
-        barred: ids that may not come (end and stop ids before `min_tokens`); not all of them.
-        vocabulary: ids are 0..vocabulary - 1.
-    """
-    state = 0
-    for token in prefix:
-        state = _fold(state, token)
-    return _choose(state, seed, barred, vocabulary)
 
 
 class DrafterSpec(NamedTuple):
@@ -111,6 +72,14 @@ class _Outcome(NamedTuple):
     tokens: Sequence[int]
     flags: int
     confidence: Sequence[float] = ()
+    drafts: Sequence[int] = ()
+
+
+class _Open(NamedTuple):
+    """A step whose tokens are not chosen yet: generating rows and the drafts each verifies."""
+
+    plan: StepPlan
+    rows: list[tuple[int, list[int]]]
 
 
 class ShadowDevice:
@@ -147,17 +116,18 @@ class ShadowDevice:
         self._decoding: set[int] = set()
         self._temperature = np.ones(limits.max_draft)
         self._results: deque[StepResult] = deque()
+        self._open: _Open | None = None
         self._steps = 0
 
     def forward(self, plan: StepPlan) -> None:
-        """Compute a step; everything happens here, the other calls keep the order of a runner."""
+        """Take over the changes of a step and compute what is known of its prompts."""
+        assert self._open is None, "the step before has no tokens yet"
         assert plan.number == self._steps, f"step {plan.number} comes after {self._steps - 1}"
         assert len(self._results) < 2, "more than one step is uncollected"
-        assert not plan.masked, "the shadow device draws without masks"
         self._steps += 1
         self._keep([save for save in plan.snapshots if not save.fresh])
         self._update(plan)
-        outcomes: list[_Outcome] = []
+        rows: list[tuple[int, list[int]]] = []
         for number, start, length, emits in plan.prefill:
             row = self._rows[number]
             assert number not in self._decoding, f"row {number} prefills and decodes in one step"
@@ -165,24 +135,33 @@ class ShadowDevice:
             assert 0 < length <= len(row.tokens) - start, f"row {number}: slice of {length} tokens"
             assert emits == (start + length == len(row.tokens)), f"row {number}: {emits=}"
             assert start + length <= plan.max_len_hi, f"row {number}: {plan.max_len_hi=}"
-            self._compute(row, start, row.tokens[start : start + length - emits])
+            self._compute(row, start, row.tokens[start : start + length])
             row.computed = start + length
             if emits:
-                outcomes.append(self._generate(number, [], plan.max_len_hi))
+                rows.append((number, []))
         self._keep([save for save in plan.snapshots if save.fresh])
         for number, count in self._shares(plan.draft_budget):
-            drafts = self._rows[number].drafts[:count]
-            outcomes.append(self._generate(number, drafts, plan.max_len_hi))
+            rows.append((number, self._rows[number].drafts[:count]))
+        self._open = _Open(plan, rows)
+
+    def sample(self, number: int, masks: StepMasks | None = None) -> None:
+        """Choose the tokens of step `number`."""
+        assert self._open is not None
+        plan, rows = self._open
+        self._open = None
+        assert plan.number == number
+        assert masks is not None or not plan.masked, "masks are missing"
+        assert masks is None or masks.covers(plan.masked), "masks of other rows"
+        outcomes = [
+            self._generate(row, drafts, plan.max_len_hi, mask_of(masks, row))
+            for row, drafts in rows
+        ]
         computed = len(self._decoding) + sum(piece.length for piece in plan.prefill)
         limit = self.limits.max_num_batched_tokens
-        assert computed + plan.draft_budget <= limit, f"step {plan.number} exceeds {limit} tokens"
+        assert computed + plan.draft_budget <= limit, f"step {number} exceeds {limit} tokens"
         # Time is a staircase, so that planners have something to learn.
         seconds = 1e-3 * (2 + (computed + plan.draft_budget) // 4)
-        self._results.append(self._result(plan.number, outcomes, seconds))
-
-    def sample(self, number: int, masks: None = None) -> None:
-        """Choose the tokens of step `number`; there are no masks to wait for."""
-        assert self._results[-1].number == number
+        self._results.append(self._result(number, outcomes, seconds))
 
     def draft(self, number: int) -> None:
         """Make the drafts of the step after `number`."""
@@ -275,21 +254,27 @@ class ShadowDevice:
             assert end <= row.computed or row.ended, f"row {number} is computed to {row.computed}"
             self._snapshots[place] = self._read(row, end - 1)
 
-    def _generate(self, number: int, drafts: list[int], longest: int) -> _Outcome:
+    def _generate(self, number: int, drafts: list[int], longest: int, masks: Mask) -> _Outcome:
         """Compute the newest token of a row and `drafts`; keep what is right and one more."""
         row = self._rows[number]
-        if row.ended:
-            return _Outcome(number, 0, 0, (), 0)
+        if row.ended or masks.legal < 0:
+            row.drafts, row.confidence = ([], []) if row.ended else self._new_drafts(row)
+            row.computed = len(row.tokens) - 1
+            return _Outcome(number, 0, 0, (), 0, row.confidence, row.drafts)
         start, seed = len(row.tokens) - 1, row.admit.seed
         states = self._compute(row, start, [row.tokens[start], *drafts])
+        drafts = drafts[: masks.legal]
         new: list[int] = []
         flags = 0
-        for place, state in enumerate(states):
+        for place, state in enumerate(states[: len(drafts) + 1]):
             position = start + 1 + place
             if (seed, position) in self._nan_at:
                 new, flags = [], FLAG_NAN
                 break
-            token = self._draw(row, position, state)
+            token = self._draw(row, position, state, masks.at(place))
+            if token < 0:
+                flags = FLAG_EMPTY
+                break
             new.append(token)
             flags = self._flags(row, position, token)
             if flags or place == len(drafts) or drafts[place] != token:
@@ -300,11 +285,14 @@ class ShadowDevice:
         accepted = sum(a == b for a, b in zip(new, drafts, strict=False))
         row.drafts, row.confidence = ([], []) if row.ended else self._new_drafts(row)
         assert len(row.tokens) <= longest, f"row {number} has {len(row.tokens)} > {longest} tokens"
-        return _Outcome(number, len(drafts), accepted, new, flags, row.confidence)
+        return _Outcome(number, len(drafts), accepted, new, flags, row.confidence, row.drafts)
 
-    def _draw(self, row: _Row, position: int, state: int) -> int:
+    def _draw(
+        self, row: _Row, position: int, state: int, mask: NDArray[np.int32] | None = None
+    ) -> int:
         early = position - row.admit.prompt_len < row.admit.sampling.min_tokens
-        return _choose(state, row.admit.seed, row.stops if early else (), self._vocabulary)
+        barred = row.stops if early else ()
+        return choose(state, row.admit.seed, barred, self._vocabulary, mask)
 
     def _flags(self, row: _Row, position: int, token: int) -> int:
         flags = FLAG_LIMIT if position + 1 == row.admit.limit else 0
@@ -318,7 +306,7 @@ class ShadowDevice:
         state = 0 if start == 0 else self._read(row, start - 1)
         states: list[int] = []
         for position, token in enumerate(tokens, start):
-            state = _fold(state, token)
+            state = fold(state, token)
             place = position // size
             assert place < len(row.pages), f"row {row.admit.row} owns no page of {position}"
             if position < row.admit.cached:
@@ -340,17 +328,17 @@ class ShadowDevice:
         length, most = len(row.tokens), self.limits.max_draft
         if most == 0:
             return [], []
-        chance = _mix(self.drafter.seed ^ _mix(row.admit.seed & _WORD) ^ _mix(length))
+        chance = mix(self.drafter.seed ^ mix(row.admit.seed & WORD) ^ mix(length))
         count = chance % (most + 1) if self.drafter.ragged else most
-        state = _fold(self._read(row, length - 2) if length > 1 else 0, row.tokens[-1])
+        state = fold(self._read(row, length - 2) if length > 1 else 0, row.tokens[-1])
         drafts: list[int] = []
         logits: list[float] = []
         for position in range(length, length + count):
-            chance = _mix(chance)
+            chance = mix(chance)
             right = chance % 100 < self.drafter.right_percent
             token = self._draw(row, position, state)
             drafts.append(token if right else (token + 1) % self._vocabulary)
-            state = _fold(state, drafts[-1])
+            state = fold(state, drafts[-1])
             luck = (chance >> 40) / (1 << 24)  # in [0, 1), as good as independent of `right`
             logits.append(3 * (right + luck) if self.drafter.confident else 0.0)
         return drafts, logits
@@ -359,7 +347,9 @@ class ShadowDevice:
         cap = self.limits.max_draft
         tokens = np.full((len(outcomes), 1 + cap), -1, np.int32)
         confidence = np.zeros((len(outcomes), cap), np.float32)
+        drafts = np.full((len(outcomes), cap), -1, np.int32)
         for place, outcome in enumerate(outcomes):
+            drafts[place, : len(outcome.drafts)] = outcome.drafts
             tokens[place, : len(outcome.tokens)] = outcome.tokens
             confidence[place, : len(outcome.confidence)] = outcome.confidence
 
@@ -374,5 +364,6 @@ class ShadowDevice:
             tokens=tokens,
             flags=column(o.flags for o in outcomes),
             confidence=confidence,
+            drafts=drafts,
             seconds=seconds,
         )

@@ -7,20 +7,25 @@ a draft is verified never depends on drafts behind it. Knows nothing of pages an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepinfer.scheduler.calibration import Calibration, Floats, probability, temperatures
-from deepinfer.scheduler.costs import TRUSTED, CostCurve
+from deepinfer.scheduler.costs import CostCurve, last_of_places
 from deepinfer.scheduler.limits import Limits
 from deepinfer.step import StepResult
 
-_FIT = 64  # results until temperatures are fitted again
-_SAMPLED = 512  # rows in between after which no more results are looked at for it
-_TRY = 4  # every so many plans a budget is tried whose time is not known yet
-_MANY = 32  # rows from which on a budget is kept for `_TRY` plans: so many hardly change their sum
+_FIT, _SELDOM = 64, 512  # least and most results until temperatures are fitted again,
+_LATER = 4  # in between a part of the results so far
+_SAMPLED = 8  # of so many rows one is looked at for it, about
+_TRY = 4  # every so many plans a budget may be tried whose time is not known yet,
+_HOPE = 1.02  # if it would be so much better than the best known one
+_MANY, _KEEP = 32, 8  # that many rows and more keep the tokens of a step for a plan or more, at
+# most 8: the more they are, the less their sum changes from step to step,
+_NEAR = 8  # unless more than one in so many came or went
 _TRY_AGAIN = 128  # every so many plans some budget is timed again
 
 
@@ -41,10 +46,12 @@ class Size(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A budget that was chosen by worth, and for how many rows."""
+    """A budget that was chosen by worth, for how many rows, and whether all could verify more than
+    a few plans will ask of them."""
 
     rows: int
     budget: int
+    roomy: bool
 
 
 class DraftCounts(NamedTuple):
@@ -90,58 +97,80 @@ class Speculation:
         shape = (limits.num_slots + 1, limits.max_draft)
         self._logits = np.zeros(shape, np.float32)
         self._last: dict[bool, _Choice] = {}  # with prefill and without
-        self._row_verified, self._row_accepted = np.zeros((2, limits.num_slots + 1), np.int64)
-        self._kept: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []  # not counted yet
+        # How often a row verified so many drafts and accepted so many; row 0 has those that left.
+        kinds = 1 + limits.max_draft
+        self._outcomes = np.zeros((limits.num_slots + 1, kinds, kinds), np.int64)
+        self._flat = self._outcomes.reshape(-1)
         self._trials: list[_Trials] = []  # not in the calibration yet
-        self._sampled = 0  # rows in them
         self._results = self._plans = self._scheduled = 0
-        self._verified, self._accepted = np.zeros((2, limits.max_draft), np.int64)
+        self._next_trial, self._next_fit = 0, _FIT  # numbers of results
 
     def budget(
-        self, rows: NDArray[np.int64], room: NDArray[np.int64], most: int, prefill: int
+        self,
+        rows: NDArray[np.int64],
+        room: Callable[[], NDArray[np.int64]],
+        most: int,
+        prefill: int,
     ) -> int:
         """Drafts that the next step verifies, 0..most.
 
         Args:
             rows: [n] rows that decode, n >= 1.
-            room: [n] drafts that each may verify at most, by its limit.
+            room: gives [n] drafts that each may verify at most, by its limit.
             most: what tokens and pages allow.
             prefill: prompt tokens that the step will compute too, about.
 
         Returns:
             most, unless the choice is adaptive and steps were timed; else the number that promises
-            most tokens a second. One sort of at most rows x max_draft values, for many rows in
-            every fourth plan; between them they keep the drafts a row.
+            most tokens a second. One sort of at most rows x max_draft values, for many rows only
+            in every fourth or eighth plan; between them a step keeps its tokens.
         """
         curve = self.mixed if prefill else self.plain
         if not (self._adaptive and most and curve.known):
             return most
         size = Size(len(rows), prefill, 0, 0 if prefill else self._limits.graph_rows(len(rows)))
         self._plans += 1
-        tried = None if prefill else self._try(size, most)
-        if tried is not None:
-            return tried
-        last = self._last.get(prefill > 0)
-        if last is not None and size.rows >= _MANY and self._plans % _TRY:
-            possible = int(np.minimum(room, self._depths).sum())
-            return min(last.budget * size.rows // last.rows, most, possible)
-        worth = self.survival(self._logits[rows])
-        if room.min() < self._depths:
-            worth[self._depth >= room[:, None]] = 0
-        budget = best_budget(worth, size, most, curve)
-        self._last[prefill > 0] = _Choice(size.rows, budget)
-        return budget
+        kept = self._kept_choice(size, room, most)
+        if kept is not None:
+            return kept
+        worth, left = self.survival(self._logits[rows]), room()
+        least = int(left.min())
+        if least < self._depths:
+            worth[self._depth >= left[:, None]] = 0
+        options = every_option(worth, size, most)
+        rates = options.expected / curve.seconds(options.tokens)
+        best = int(np.argmax(rates))
+        roomy = least >= _KEEP * (1 + self._depths)
+        self._last[prefill > 0] = _Choice(size.rows, int(options.budgets[best]), roomy)
+        if not prefill and self._plans % max(_TRY, _period(size.rows)) == 0:
+            best = self._tried(options, best, float(rates[best]))
+        return int(options.budgets[best])
 
-    def _try(self, size: Size, most: int) -> int | None:
-        """Now and then a budget whose time is not known, or not any more."""
-        if self._plans % _TRY:
+    def _kept_choice(
+        self, size: Size, room: Callable[[], NDArray[np.int64]], most: int
+    ) -> int | None:
+        """Many rows: the tokens of the plan before, for a few plans."""
+        last = self._last.get(size.prefill > 0)
+        if last is None or self._plans % _period(size.rows) == 0:
             return None
-        budgets = [min(level * size.rows, most) for level in range(self._depths + 1)]
+        more = size.rows - last.rows
+        if abs(more) * _NEAR > last.rows:
+            return None
+        if not last.roomy:
+            most = min(most, int(np.minimum(room(), self._depths).sum()))
+        return max(min(last.budget - more, most), 0)
+
+    def _tried(self, options: Options, best: int, rate: float) -> int:
+        """Now and then an option whose time is not known, or not any more, instead of the best."""
         if self._plans % _TRY_AGAIN == 0:
-            return budgets[self._plans // _TRY_AGAIN % len(budgets)]
-        seen = [self.plain.near(size._replace(drafts=drafts).tokens) for drafts in budgets]
-        least = min(seen)
-        return budgets[seen.index(least)] if least < TRUSTED else None
+            level = self._plans // _TRY_AGAIN % (self._depths + 1)
+            return level * (len(options.budgets) - 1) // self._depths
+        hopes = options.expected / self.plain.at_best(options.tokens)
+        place = int(np.argmax(hopes))
+        if hopes[place] <= _HOPE * rate:
+            return best
+        tried = self.plain.unmeasured(options.tokens, place)
+        return best if tried is None else tried
 
     def planned(self, drafts: int) -> tuple[float, ...]:
         """Book a step's budget; returns the temperatures if the device does not have them yet."""
@@ -163,26 +192,33 @@ class Speculation:
         if not self._depths:
             return
         (self.mixed if size.prefill else self.plain).add(size.tokens, result.seconds)
-        row, accepted = result.row.astype(np.int64), result.accepted
+        row = result.row.astype(np.int64)
         verified = result.verified * live  # what an ended request had on its way does not count
-        self._row_verified[row] += verified
-        self._row_accepted[row] += np.minimum(accepted, verified)
-        self._kept.append((verified, accepted))
-        if self._sampled < _SAMPLED:
-            self._sampled += len(row)
+        accepted = np.minimum(result.accepted, verified)
+        kinds = 1 + self._depths
+        self._flat[(row * kinds + verified) * kinds + accepted] += 1
+        if self._results >= self._next_trial:
+            self._next_trial = self._results + 1 + len(row) // _SAMPLED
             self._trials.append(_Trials(self._logits[row], verified, accepted, result.flags))
         self._results += 1
-        if self._results % _FIT == 0:
-            self._count()
+        if self._results == self._next_fit:
+            self._next_fit += min(max(_FIT, self._results // _LATER), _SELDOM)
             self._fit()
         if result.confidence.shape[1]:  # else nothing proposes drafts
             self._logits[row] = result.confidence
 
-    def take(self, row: int) -> tuple[int, int]:
-        """Drafts verified and accepted of the request that leaves a row."""
-        counts = int(self._row_verified[row]), int(self._row_accepted[row])
-        self._row_verified[row] = self._row_accepted[row] = 0
-        return counts
+    def take(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Drafts verified and accepted of the request that leaves a row, by place in the block.
+
+        Row 0 is nobody's: a request that waits has none.
+        """
+        if not row:
+            return (0,) * self._depths, (0,) * self._depths
+        counts = self._outcomes[row]
+        found = _at_least(counts.sum(axis=1)), _at_least(counts.sum(axis=0))
+        self._outcomes[0] += counts
+        counts[:] = 0
+        return found
 
     def survival(self, logits: NDArray[np.float32]) -> Floats:
         """[n, depths] probability that each draft is accepted, all before it included.
@@ -201,67 +237,73 @@ class Speculation:
         """Fit temperatures to the results that were sampled."""
         logits, verified, accepted, flags = map(np.concatenate, zip(*self._trials, strict=True))
         # What ended a row may have cut a right draft off: only its accepted ones say something.
-        accepted = np.minimum(accepted, verified)
         self.calibration.add(logits, np.where(flags != 0, accepted, verified), accepted)
         self.calibration.fit()
-        self._trials, self._sampled = [], 0
-
-    def _count(self) -> None:
-        """Count what was kept, by place in the block."""
-        if self._kept:
-            verified, accepted = map(np.concatenate, zip(*self._kept, strict=True))
-            self._verified += _at_least(verified, self._depths)
-            self._accepted += _at_least(np.minimum(accepted, verified), self._depths)
-            self._kept = []
+        self._trials = []
 
     def counts(self) -> DraftCounts:
         """What became of drafts so far."""
-        self._count()
-        verified, accepted = int(self._verified.sum()), int(self._accepted.sum())
-        rounds = int(self._verified[0]) if verified else 0
+        verified_at = _at_least(self._outcomes.sum(axis=(0, 2)))
+        accepted_at = _at_least(self._outcomes.sum(axis=(0, 1)))
+        verified, accepted = sum(verified_at), sum(accepted_at)
         return DraftCounts(
             drafts_scheduled=self._scheduled,
             drafts_verified=verified,
             drafts_accepted=accepted,
-            drafts_verified_at=tuple(self._verified.tolist()),
-            drafts_accepted_at=tuple(self._accepted.tolist()),
-            mean_accepted_length=round(1 + accepted / rounds, 4) if rounds else 0.0,
+            drafts_verified_at=verified_at,
+            drafts_accepted_at=accepted_at,
+            mean_accepted_length=round(1 + accepted / verified_at[0], 4) if verified else 0.0,
             calibration_error=round(self.calibration.error(), 4),
         )
 
 
-def _at_least(values: NDArray[np.int32], most: int) -> NDArray[np.int64]:
-    """[most] how many values are at least 1, 2, ..., most."""
-    return np.bincount(values, minlength=most + 1)[:0:-1].cumsum()[::-1]
+def _at_least(counts: NDArray[np.int64]) -> tuple[int, ...]:
+    """From how often 0, 1, ... things happened, how often at least 1, 2, ... did."""
+    return tuple(counts[:0:-1].cumsum()[::-1].tolist())
 
 
-def best_budget(worth: Floats, size: Size, most: int, curve: CostCurve) -> int:
-    """The budget with the most expected tokens a second, the smallest of equal ones.
+def _period(rows: int) -> int:
+    """Plans until so many rows get another budget."""
+    return 1 if rows < _MANY else min(rows // _KEEP, _KEEP)
+
+
+class Options(NamedTuple):
+    """Budgets of a step, ascending; tokens that each is expected to give, and computes."""
+
+    budgets: NDArray[np.int64]
+    expected: Floats
+    tokens: NDArray[np.int64]
+
+
+def every_option(worth: Floats, size: Size, most: int) -> Options:
+    """All budgets that can be the best.
 
     Args:
         worth: [rows, depths] probability that a draft is accepted, falling along a row; 0 for
             drafts that cannot be verified. The best of them are those that the device will choose.
         size: of the step without drafts.
         most: largest budget.
-        curve: time of steps.
     """
     best = np.sort(worth, axis=None)[::-1][:most]
     best = best[: int(np.count_nonzero(best))]
-    tokens = np.empty(len(best) + 1)
-    tokens[0], tokens[1:] = size.rows, size.rows + best.cumsum()
-    if size.graph_rows and not size.prefill:
-        # Between multiples of the graph's rows a draft costs nothing.
-        budgets = np.minimum(np.arange(0, len(best) + size.graph_rows, size.graph_rows), len(best))
-        spent = curve.seconds(size.graph_rows * (1 + np.arange(len(budgets))))
-        return int(budgets[np.argmax(tokens[budgets] / spent)])
-    return int(np.argmax(tokens / curve.seconds(size.tokens + np.arange(len(tokens)))))
+    expected = np.empty(len(best) + 1)
+    expected[0], expected[1:] = 0, best.cumsum()
+    expected += size.rows
+    if not size.graph_rows or size.prefill:
+        # Between sizes that are told apart a draft costs nothing as far as is known.
+        tokens = last_of_places(size.tokens, size.tokens + len(best))
+        return Options(tokens - size.tokens, expected[tokens - size.tokens], tokens)
+    # Between multiples of the graph's rows a draft costs nothing.
+    levels = np.arange(-(-len(best) // size.graph_rows) + 1)
+    budgets = np.minimum(levels * size.graph_rows, len(best))
+    return Options(budgets, expected[budgets], size.graph_rows * (1 + levels))
 
 
 def share_budget_out(worth: Floats, wanted: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
     """Drafts that each row verifies, by the rule of the device: the largest worth first.
 
     Args:
-        worth: [rows, depths] as in `best_budget`; ties go to the lower row.
+        worth: [rows, depths] as in `every_option`; ties go to the lower row.
         wanted: [rows] drafts that a row can verify.
         budget: drafts in all.
     """

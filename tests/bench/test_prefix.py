@@ -6,34 +6,38 @@ import pytest
 
 from deepinfer.bench import prefix
 from deepinfer.cli import main
-from deepinfer.engine.llm import LLM
+from deepinfer.device import find_device
+from deepinfer.engine.build import load
+from deepinfer.engine.options import EngineOptions
 from deepinfer.errors import ConfigError
 from deepinfer.nano.build import nano_directory
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return nano_directory(tmp_path_factory.mktemp("cache"))
+def network(tmp_path_factory):
+    directory = nano_directory(tmp_path_factory.mktemp("cache"))
+    return load(directory, find_device("cpu"), EngineOptions(device="cpu"))
 
 
 def test_hashing_costs_little_a_token():
     assert 0 < prefix.hashing_us(list(range(1280))) < 0.3  # the mark is 0.03 on a quiet machine
 
 
-def test_every_case_is_measured_on_the_engine_that_it_names(model, monkeypatch, capsys):
-    """600 tokens: an exact replay needs 5 x 127 rows, so only the others save anything."""
+def test_every_case_is_measured_on_the_engine_that_it_names(network, monkeypatch, capsys):
+    """700 tokens: an exact replay needs 5 x 127 rows, so only the others save anything."""
     monkeypatch.setattr(prefix, "_SHORT", 0)
     seen = []
-    honest = LLM.generate
+    honest = prefix.Prompts.first_token
 
-    def generate(self, *args, **kwargs):
-        outputs = honest(self, *args, **kwargs)
-        options = self.options
-        seen.append((options.decoder_replay, options.deterministic, outputs[0].num_cached_tokens))
-        return outputs
+    def first_token(self, engine, prompt):
+        seconds, cached = honest(self, engine, prompt)
+        limits = self._services[engine].core.scheduler.limits
+        exact = None if limits.caching is None else limits.caching.exact
+        seen.append((engine, limits.decoder_keep, exact, cached))
+        return seconds, cached
 
-    monkeypatch.setattr(LLM, "generate", generate)
-    records = prefix.run(model, [700], json=True)
+    monkeypatch.setattr(prefix.Prompts, "first_token", first_token)
+    records = prefix.run(network, "nano", [700], json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines == records
     found = {record["name"]: record for record in records}
@@ -44,20 +48,21 @@ def test_every_case_is_measured_on_the_engine_that_it_names(model, monkeypatch, 
     assert found["exact hit 700"]["cached_tokens"] == 0
     assert found["bounded hit 700"]["cached_tokens"] == 640 - 140
     assert seen == [
-        ("compact", True, 0),  # warm-up
-        ("off", True, 0),
-        *[("compact", True, 0), ("compact", True, 512)],
-        *[("compact", True, 0), ("compact", True, 0)],
-        *[("compact", False, 0), ("compact", False, 500)],
+        ("snapshot", 140, True, 0),  # warm-up
+        ("off", None, None, 0),
+        *[("snapshot", 140, True, 0), ("snapshot", 140, True, 512)],
+        *[("exact", 140, True, 0), ("exact", 140, True, 0)],
+        *[("bounded", 140, False, 0), ("bounded", 140, False, 500)],
     ]
     for record in records[1:]:
         ratio = record["before_seconds"] / record["after_seconds"]
         assert record["ratio"] == pytest.approx(ratio, rel=0.02)
+        assert (record["model"], record["device"]) == ("nano", "CPU")
         assert record["threads"] >= 1
 
 
-def test_lengths_that_leave_no_full_page_are_refused(model, capsys):
+def test_lengths_that_leave_no_full_page_are_refused(network, capsys):
     with pytest.raises(ConfigError, match="above 128"):
-        prefix.run(model, [128])
+        prefix.run(network, "nano", [128])
     assert main(["bench", "prefix", "--prompts", "many"]) == 2
     assert "--prompts many" in capsys.readouterr().err

@@ -190,6 +190,7 @@ def test_a_turn_comes_after_the_answer_before_it_and_starts_with_all_that_was_sa
 def test_drafts_are_accepted_as_often_as_assumed():
     lines = [TraceLine(0.0, "a", 0, 3, 900) for _ in range(8)]
     limits = replace(LIMITS, num_pages=2000, max_model_len=1000, max_num_seqs=6, max_draft=3)
+    limits = replace(limits, max_num_batched_tokens=24)  # enough to verify every draft
     few = simulate(lines, Setup(limits, THROUGHPUT, COST, acceptance=0.0)).points[-1].counters
     assert (few.drafts_accepted, few.generated) == (0, 7200)
     some = simulate(lines, Setup(limits, THROUGHPUT, COST, acceptance=0.5)).points[-1].counters

@@ -12,6 +12,7 @@ from deepinfer.model.network import Network
 from deepinfer.request import RequestOutput, SamplingParams
 from deepinfer.runner.rows import RowLimits
 from deepinfer.runner.runner import Proposer, TorchRunner
+from deepinfer.runner.verification import RuleName
 from deepinfer.scheduler import THROUGHPUT, Limits, Scheduler
 from tests.model.networks import network, tokens
 
@@ -27,6 +28,7 @@ def core(
     async_scheduling: bool = False,
     proposer: Proposer | None = None,
     compact: bool = True,
+    verification: RuleName = "match",
 ) -> EngineCore:
     """A torch engine; its clock counts calls."""
     rows = RowLimits(
@@ -43,6 +45,7 @@ def core(
         proposer=proposer,
         snapshots=places,
         compact=compact,
+        verification=verification,
     )
     scheduler = Scheduler(limits, THROUGHPUT, end_id=net.arch.eos_token_id)
     ticks = itertools.count()
@@ -58,12 +61,18 @@ def service(
     async_scheduling: bool = False,
     proposer: Proposer | None = None,
     compact: bool = True,
+    verification: RuleName = "match",
 ) -> Service:
     """An engine without text over the tiny network."""
     net = network(mode)
     border = Border(net.arch, None, limits.max_model_len, max_logprobs=1000)
     engine = core(
-        net, limits, async_scheduling=async_scheduling, proposer=proposer, compact=compact
+        net,
+        limits,
+        async_scheduling=async_scheduling,
+        proposer=proposer,
+        compact=compact,
+        verification=verification,
     )
     seeds = itertools.count(100)
     return Service(border, engine, lambda: next(seeds))

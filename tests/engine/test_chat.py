@@ -8,7 +8,7 @@ from deepinfer.cli import main
 from deepinfer.engine.chat import ChatCodec
 from deepinfer.engine.llm import LLM
 from deepinfer.errors import CheckpointError, RequestError
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import random_directory
 from deepinfer.request import CompletionOutput, RequestOutput, SamplingParams
 
 SMALL = {
@@ -29,7 +29,7 @@ CALL = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return nano_directory(tmp_path_factory.mktemp("cache"))
+    return random_directory(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +77,43 @@ def test_one_result_a_conversation_whatever_is_wrong_with_some(llm):
     assert message["reasoning_content"]
 
 
-def test_an_output_form_that_is_not_enforced_is_refused(llm):
+TINY = {
+    "type": "object",
+    "properties": {"n": {"type": "string", "enum": ["a", "bc"]}},
+    "required": ["n"],
+}
+STRICT = {
+    "name": "f",
+    "strict": True,
+    "parameters": {**TINY, "additionalProperties": False},
+}
+
+
+def test_a_form_of_the_answer_and_required_strict_calls_are_enforced(llm):
     asked = [{"role": "user", "content": "json please"}]
-    (output,) = llm.chat(asked, SHORT, use_tqdm=False, response_format={"type": "json_object"})
-    assert "not enforced" in (output.error or "")
+    plain = {"use_tqdm": False, "thinking": {"type": "disabled"}}
+    wanted = SamplingParams(max_tokens=150, temperature=1, seed=2)
+    schema = {"name": "n", "schema": {**TINY, "additionalProperties": False}}
+    form = {"type": "json_schema", "json_schema": schema}
+    (answer,) = llm.chat(asked, wanted, response_format=form, **plain)
+    assert answer.error is None
+    assert answer.outputs[0].finish_reason == "stop"
+    assert answer.outputs[0].violation is None
+    assert json.loads(answer.outputs[0].message["content"])["n"] in ("a", "bc")
+    tool = {"type": "function", "function": STRICT}
+    (call,) = llm.chat(asked, wanted, tools=[tool], tool_choice="required", **plain)
+    assert call.error is None
+    assert call.outputs[0].finish_reason == "stop"
+    for made in call.outputs[0].message["tool_calls"]:
+        assert made["function"]["name"] == "f"
+        assert json.loads(made["function"]["arguments"])["n"] in ("a", "bc")
+
+
+def test_a_demand_that_cannot_be_met_is_refused_with_its_reason(llm):
+    asked = [{"role": "user", "content": "json please"}]
+    form = {"type": "regex", "regex": "(?=a)"}
+    (output,) = llm.chat(asked, SHORT, use_tqdm=False, response_format=form)
+    assert "look" in (output.error or "")
 
 
 def test_reasoning_content_and_calls_are_read_from_the_text(codec):

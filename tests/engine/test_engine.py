@@ -85,7 +85,7 @@ class GuessingProposer:
     def seed(self, forward, state):
         pass
 
-    def propose(self, rows, groups, state):
+    def propose(self, rows, groups, state, drawing):
         back = rows.length[groups].unsqueeze(1) - self.drafts + torch.arange(self.drafts)
         tokens = rows.tokens[groups.unsqueeze(1), back.clamp(min=0)]
         spoiled = (rows.length[groups] % 3 == 0).unsqueeze(1)
@@ -111,7 +111,7 @@ class OracleProposer(GuessingProposer):
         super().__init__(drafts)
         self.known = [[*p, *a, *[9] * 8] for p, a in zip(prompts, answers, strict=True)]
 
-    def propose(self, rows, groups, state):
+    def propose(self, rows, groups, state, drawing):
         tokens = []
         for row in groups.tolist():
             length = int(rows.length[row])
@@ -139,8 +139,8 @@ class SpoilingProposer(OracleProposer):
         super().__init__(drafts, prompts, answers)
         self.right = right
 
-    def propose(self, rows, groups, state):
-        proposal = super().propose(rows, groups, state)
+    def propose(self, rows, groups, state, drawing):
+        proposal = super().propose(rows, groups, state, drawing)
         if self.right < self.drafts:
             tokens = proposal.tokens
             tokens[:, self.right] = 3 + (tokens[:, self.right] == 3)

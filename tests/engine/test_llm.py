@@ -7,7 +7,7 @@ import pytest
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.record import FileRecorder, read_trace, replay
 from deepinfer.errors import DeepinferError
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import random_directory
 from deepinfer.request import SamplingParams
 
 SMALL = {
@@ -21,7 +21,7 @@ SHORT = SamplingParams(max_tokens=4, temperature=0, seed=1)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return nano_directory(tmp_path_factory.mktemp("cache"))
+    return random_directory(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")

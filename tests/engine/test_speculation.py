@@ -33,7 +33,7 @@ class Repeats:
     def seed(self, forward, state):
         pass
 
-    def propose(self, rows, groups, state):
+    def propose(self, rows, groups, state, drawing):
         back = rows.length[groups].unsqueeze(1) - 3 + torch.arange(3)
         tokens = rows.tokens[groups.unsqueeze(1), back.clamp(min=0)]
         return Proposal(tokens, (tokens % 7).to(torch.float32) - 3)
@@ -73,9 +73,9 @@ def test_measured_steps_leave_nothing_behind_and_respect_their_time():
     assert 10 < count < 15
     curve = engine.scheduler.speculation.plain
     assert curve.known
-    assert all(curve.near(tokens) >= 3 for tokens in (1, 2, 3, 4))
+    assert all(curve.times(tokens) >= 3 for tokens in (1, 2, 3, 4))
     assert profile(engine.scheduler, engine.runner, 1e9, lambda: 0.0) > 30
-    assert curve.near(12) >= 3
+    assert curve.times(12) >= 3
     prompts = some_prompts(len(PARAMS))
     fresh = run_all(service(), prompts, PARAMS)
     measured = service(limits=limits, proposer=DraftStages(net, 3))
@@ -96,9 +96,11 @@ def test_speculative_config_says_how_many_who_chooses_and_what_is_known():
         "policy": "adaptive",
         "temperature": [1, 2.5],
         "profile_seconds": 2,
+        "verification": "block",
     }
-    assert speculative(everything) == Speculative(5, Drafting(True, (1.0, 2.5)), 2.0)
-    assert EngineOptions(speculative_config=everything).speculative().tokens == 5
+    assert speculative(everything) == Speculative(5, Drafting(True, (1.0, 2.5)), 2.0, "block")
+    loose = EngineOptions(speculative_config=everything, deterministic=False)
+    assert loose.speculative().tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,8 @@ def test_speculative_config_says_how_many_who_chooses_and_what_is_known():
         ({"temperature": 0}, "temperature 0"),
         ({"temperature": []}, "temperature"),
         ({"temperature": [1, "2"]}, "temperature"),
+        ({"verification": "block"}, "'block'.*deterministic=False"),
+        ({"verification": "exact"}, "verification 'exact'"),
         ({"profile_seconds": -1}, "profile_seconds -1"),
         ({"profile_seconds": float("nan")}, "profile_seconds nan"),
         ({"num_speculative_tokens": True}, "num_speculative_tokens True"),

@@ -13,7 +13,7 @@ from deepinfer.engine.llm import LLM
 from deepinfer.engine.outputs import died, failed
 from deepinfer.engine.watchdog import Watchdog, anonymous, describe
 from deepinfer.errors import ConfigError, DeepinferError, RequestError
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import random_directory
 from deepinfer.request import SamplingParams
 from deepinfer.step import Admit, Prefill, RowSampling, StepPlan
 from tests.engine.engines import run_all, service, some_prompts
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return nano_directory(tmp_path_factory.mktemp("cache"))
+    return random_directory(tmp_path_factory.mktemp("cache"))
 
 
 class Ticks:

@@ -10,7 +10,7 @@ from deepinfer.eval.codec import ChatCodec
 from deepinfer.eval.question import Call, Question, Settings
 from deepinfer.eval.sets import arith, invoice, needle, tools
 from deepinfer.eval.tasks import TASKS, Wish
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import random_directory
 from deepinfer.recipe import (
     AssistantMessage,
     ChatCompletionRequest,
@@ -28,7 +28,7 @@ HELLO = Question("a", [{"role": "user", "content": "Hello"}], 0)
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    directory = nano_directory(tmp_path_factory.mktemp("cache"))
+    directory = random_directory(tmp_path_factory.mktemp("cache"))
     return (directory / "tokenizer.json").read_text(encoding="utf-8")
 
 

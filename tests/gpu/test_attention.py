@@ -69,3 +69,15 @@ def test_scores_of_any_size_stay_finite(gpu):
         found = kernel.sparse_attention(**scaled)
         assert bool(torch.isfinite(found).all())
         assert bool((row_errors(found, sparse_attention.reference(**scaled)) < 2e-2).all())
+
+
+@pytest.mark.parametrize("ratio", [0, 1])
+def test_the_shapes_of_programs_change_no_bits(gpu, ratio):
+    case = given(gpu, LIKE_THE_RELEASE, ratio)
+    wanted = kernel.sparse_attention(**case)
+    for tiles in (
+        kernel.Tiles(64, 2, 64, 4, 2),
+        kernel.Tiles(256, 1, 256, 8, 1),
+        kernel.Tiles(512, 1, 512, 8, 2),
+    ):
+        torch.testing.assert_close(kernel.tiled(**case, tiles=tiles), wanted, rtol=0, atol=0)

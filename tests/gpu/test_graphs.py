@@ -8,7 +8,7 @@ from deepinfer.api import LLM
 from deepinfer.device import find_device, no_sync
 from deepinfer.engine.invariance import Grid, check_invariance
 from deepinfer.engine.options import EngineOptions
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import random_directory
 from deepinfer.request import SamplingParams
 from deepinfer.runner.dspark import DraftStages
 from deepinfer.runner.runner import TorchRunner
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def nano(tmp_path_factory):
-    return nano_directory(tmp_path_factory.mktemp("nano"))
+    return random_directory(tmp_path_factory.mktemp("nano"))
 
 
 @pytest.mark.parametrize("mode", ["checkpoint", "noquant"])
@@ -61,9 +61,9 @@ class Calm:
         with no_sync(self.device):
             self.made.forward(plan)
 
-    def sample(self, number):
+    def sample(self, number, masks=None):
         with no_sync(self.device):
-            self.made.sample(number)
+            self.made.sample(number, masks)
 
     def draft(self, number):
         with no_sync(self.device):
@@ -87,34 +87,69 @@ def test_steps_never_wait_but_to_collect(gpu, captured, requests, least):
     assert calm.steps >= least
 
 
-def test_the_engine_answers_the_same_with_and_without_graphs(gpu, nano):
-    asked = [[3 + i, 7, 11 * i + 4] for i in range(9)]
-    params = [
-        SamplingParams(
-            temperature=i % 3 / 2, seed=i, max_tokens=20 + i, ignore_eos=True, logprobs=1
-        )
-        for i in range(9)
-    ]
-    answers = []
-    for eager in (True, False):
-        llm = LLM(nano, device="cuda", enforce_eager=eager, kv_cache_memory_bytes=1 << 28,
-                  max_model_len=512, max_num_seqs=16)  # fmt: skip
-        answers.append([output.outputs for output in llm.generate(asked, params, use_tqdm=False)])
-        made = llm._service.core.runner
-        assert isinstance(made, TorchRunner)
-        replays = made.captures.replays
-        assert (replays == 0) == eager
-    assert answers[0] == answers[1]
+ASKED = [[3 + i, 7, 11 * i + 4] for i in range(9)]
+PARAMS = [
+    SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=20 + i, ignore_eos=True, logprobs=1)
+    for i in range(9)
+]
+
+
+def answers(nano, **options):
+    """What an engine on the device answers, the budgets of drafts of its steps, and the runner."""
+    llm = LLM(
+        nano,
+        device="cuda",
+        kv_cache_memory_bytes=1 << 28,
+        max_model_len=512,
+        max_num_seqs=16,
+        **options,
+    )
+    made, budgets = llm.runner, []
+    assert isinstance(made, TorchRunner)
+    forward = made.forward
+
+    def seen(plan):
+        budgets.append(plan.draft_budget)
+        forward(plan)
+
+    made.forward = seen
+    outputs = [output.outputs for output in llm.generate(ASKED, PARAMS, use_tqdm=False)]
+    return outputs, budgets, made
+
+
+@pytest.fixture(scope="module")
+def plain(gpu, nano):
+    """Answers without drafts, in captured steps."""
+    outputs, budgets, made = answers(nano)
+    assert made.captures.replays > 0
+    assert not any(budgets)
+    return outputs
+
+
+def test_the_engine_answers_the_same_without_graphs(plain, nano):
+    outputs, _, made = answers(nano, enforce_eager=True)
+    assert made.captures.replays == 0
+    assert outputs == plain
+
+
+def test_adaptive_drafts_change_no_answer(plain, nano):
+    drafts = {"num_speculative_tokens": 5, "policy": "adaptive"}
+    outputs, budgets, made = answers(nano, speculative_config=drafts)
+    assert made.captures.replays > 0
+    assert len(set(budgets)) > 2
+    assert outputs == plain
 
 
 def test_results_depend_on_nothing_but_prompt_parameters_and_seed(gpu, nano):
-    common = {"threads": (1,), "prompt_tokens": 40, "max_tokens": 10}
+    """Five requests at once and directly; alone, in chunks, with few pages, in captured steps."""
+    common = {"threads": (1,), "prompt_tokens": 24, "max_tokens": 6}
     grids = {
-        True: Grid((9,), (0,), **common),
-        False: Grid((1, 9), (7, 0), preempt=True, **common),
+        True: Grid((5,), (0,), **common),
+        False: Grid((1, 5), (9,), preempt=True, **common),
     }
-    digests = set()
+    digests = []
     for eager, grid in grids.items():
         report = check_invariance(nano, EngineOptions(device="cuda", enforce_eager=eager), grid)
-        digests |= {run.digest for run in report.runs}
-    assert len(digests) == 1
+        digests += [run.digest for run in report.runs]
+    assert len(digests) == 5
+    assert len(set(digests)) == 1

@@ -8,18 +8,39 @@ from typing import Any
 import pytest
 import torch
 
-from deepinfer.arch import Arch, parse_arch
+from deepinfer.arch import Arch, load_arch, parse_arch
+from deepinfer.errors import NoImplementation
 from deepinfer.model.dummy import DummySource
 from deepinfer.model.engram_map import bucket_primes
+from deepinfer.model.load import LoadOptions, load_network
 from deepinfer.model.network import Network
 from deepinfer.model.numerics import CHECKPOINT
-from deepinfer.model.operations import Operations
+from deepinfer.model.operations import OPS, Operations
 from deepinfer.model.state import State
 from deepinfer.model.weights import WeightLoader
 from deepinfer.runner.assemble import RowSlice
+from tests.golden.compare import Golden
 from tests.model.networks import hash_map, run
 
 pytestmark = pytest.mark.gpu
+# What a kernel says to the sizes of golden config d; the others serve it.
+REFUSED = {
+    "experts": "hidden",
+    "grouped_output": r"4 groups of \[32, 1024\]",
+    "linear_fp8": r"\[128, 128\] is no multiple",
+    "mhc_boundary": "4 streams of 128",
+    "shared_expert": r"\[256, 128\] is no multiple",
+}
+SERVED = (
+    "attention_inputs",
+    "compress",
+    "head",
+    "index_inputs",
+    "index_select",
+    "norm_quantise",
+    "route",
+    "sparse_attention",
+)
 KERNELS = {"*": "reference", "experts": "triton", "linear_fp8": "triton", "mhc_boundary": "triton"}
 RELEASE = Path(__file__).parents[1] / "golden_data" / "release" / "config.json"
 
@@ -137,3 +158,49 @@ def test_a_rank_of_64_at_true_size_answers(gpu):
     grown = [*prompts[3], *[9] * 4]
     single = run(net, again, [RowSlice(grown, 0, len(grown), 1, pages[3])]).hidden[-1]
     assert torch.equal(single, decoded[3])
+
+
+@pytest.fixture(scope="module")
+def golden_d(golden_dir):
+    return Golden(golden_dir / "config-d")
+
+
+@pytest.mark.golden
+def test_kernels_refuse_sizes_of_golden_config_d_by_name_and_with_a_reason(golden_d, gpu):
+    arch = load_arch(golden_d.folder / "checkpoint")
+    having = {
+        name for name, op in OPS.items() if any(i.name == "triton" for i in op.implementations)
+    }
+    assert having == {*SERVED, *REFUSED}
+    Operations.bind(
+        arch, CHECKPOINT, gpu.arch, {"*": "reference"} | dict.fromkeys(SERVED, "triton")
+    )
+    for name, reason in REFUSED.items():
+        with pytest.raises(NoImplementation, match=f"triton: .*{reason}"):
+            Operations.bind(arch, CHECKPOINT, gpu.arch, {"*": "reference", name: "triton"})
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("sequence", ["s0", "s1", "s2"])
+def test_golden_config_d_with_kernels_asked_for_by_name(golden_d, gpu, sequence):
+    """Prompt and stored continuation, within the statistics that the data state."""
+    wishes = {"*": "reference"} | dict.fromkeys(SERVED, "triton")
+    folder, rule = golden_d.folder / "checkpoint", "primary_end_to_end"
+    net = load_network(folder, gpu.device, gpu.arch, LoadOptions(ops=wishes))
+    assert {name for name in OPS if getattr(net.ops, name).implementation.name == "triton"} == {
+        *SERVED
+    }
+    ids = golden_d.tensor("prefill", f"{sequence}.input_ids").tolist()
+    pages = tuple(range(1, 20))
+    state = State.allocate(net.arch, net.records, pages=20, slots=2, device=gpu.device)
+    hidden = run(net, state, [RowSlice(ids, 0, len(ids), 1, pages)]).hidden
+    logits = net.logits(hidden)
+    rows = golden_d.tensor("prefill", f"{sequence}.rows").long()
+    golden_d.check("prefill", f"{sequence}.logits", logits[rows.to(gpu.device)], rule)
+    golden_d.check("prefill", f"{sequence}.top1", logits.argmax(-1), rule)
+    known, steps = list(ids), []
+    for token in golden_d.tensor("decode", f"{sequence}.tokens").tolist():
+        known.append(token)
+        step = RowSlice(known, len(known) - 1, 1, 1, pages)
+        steps.append(net.logits(run(net, state, [step]).hidden))
+    golden_d.check("decode", f"{sequence}.logits", torch.cat(steps), rule)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer.errors import RequestError
-from deepinfer.grammar import Constraint, StructuredOutputsParams, parse_so_args
+from deepinfer.grammar import Constraint, StructuredOutputsParams, constraint_of, parse_so_args
 from deepinfer.grammar.json_text import read_json, write_json
 
 
@@ -31,7 +31,7 @@ from deepinfer.grammar.json_text import read_json, write_json
     ],
 )
 def test_parameters_become_one_constraint(given_, constraint):
-    assert StructuredOutputsParams(**given_).constraint() == constraint
+    assert constraint_of(StructuredOutputsParams(**given_)) == constraint
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_parameters_become_one_constraint(given_, constraint):
 )
 def test_broken_parameters_are_refused_where_they_enter(given_, says):
     with pytest.raises(RequestError) as refusal:
-        StructuredOutputsParams(**given_).constraint()
+        constraint_of(StructuredOutputsParams(**given_))
     assert says in str(refusal.value)
 
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from deepinfer.errors import RequestError
-from deepinfer.grammar import Constraint, Grammar, StructuredOutputsParams
+from deepinfer.grammar import Constraint, Grammar, StructuredOutputsParams, constraint_of
 from deepinfer.grammar.finished import check_finished
 from deepinfer.grammar.json_schema import prepare_schema
 from deepinfer.grammar.keywords import ENFORCED, REFUSED
@@ -17,7 +17,7 @@ from tests.grammar.vocabularies import LIMITS, compiled, encode, satisfies
 
 
 def grammar_of(schema: Any, **options: Any) -> Grammar:
-    return compiled(StructuredOutputsParams(json=schema, **options).constraint())
+    return compiled(constraint_of(StructuredOutputsParams(json=schema, **options)))
 
 
 def accepts(schema: object, text: str) -> bool:

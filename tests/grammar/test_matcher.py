@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import as_file, files
 
 import numpy as np
@@ -189,6 +190,19 @@ def test_text_between_marks_is_free_and_may_end():
     assert legal_ids(matcher) == {0}
 
 
+def test_mask_after_a_roll_back_is_not_that_of_another_text_as_long():
+    source = Constraint("ebnf", 'root ::= "a" root "b" | x\nx ::= x? "ab" | ""')
+    a, b, ab, aba, bb = 0, 1, 11, 12, 13
+    matcher = compiled(source, tiny_vocabulary()).matcher()
+    assert matcher.accept([a, a, a, b, a]) == 5
+    assert legal_ids(matcher) == {b, bb}
+    matcher.rollback(5)
+    assert matcher.accept([a, a, a, b, b]) == 5
+    assert legal_ids(matcher) == {b}
+    matcher.rollback(1)
+    assert legal_ids(matcher) == {a, b, ab, aba, bb}
+
+
 def test_roll_back_leads_into_an_earlier_block():
     tokens = tiny_vocabulary()
     mark = tokens.control_ids[MARK]
@@ -329,3 +343,42 @@ def test_vocabulary_refuses_tokens_that_do_not_fit(vocab):
 def test_vocabulary_refuses_end_tokens_outside_it(end_ids):
     with pytest.raises(ValueError, match="end_ids"):
         Vocabulary(tiny_vocabulary().tokenizer_json, 29, end_ids)
+
+
+def test_matchers_of_one_grammar_work_in_threads_as_they_do_alone():
+    sources = [NESTED, Constraint("regex", "[ab]*a[ab]{9}"), Constraint("json_object", "")]
+    tokens = tiny_vocabulary()
+    limits = Limits(lexer_states=300)  # so that lexers are renewed under way
+    shared = [Grammar(s, tokens, translate(s, tokens, limits), limits=limits) for s in sources]
+
+    def masks(number: int, grammar: Grammar) -> list[bytes]:
+        random = np.random.default_rng(number)
+        matcher, rows, found = grammar.matcher(), np.zeros((4, tokens.words), np.int32), []
+        for _ in range(25):
+            drafts = random.integers(0, tokens.size, 3).tolist()
+            found.append(bytes([matcher.fill_masks(drafts, rows) + 1]) + rows.tobytes())
+            legal = sorted(legal_ids(matcher) - set(tokens.end_ids))
+            if not legal:
+                break
+            matcher.accept([legal[random.integers(len(legal))]])
+        return found
+
+    jobs = [(number, number % len(sources)) for number in range(60)]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(lambda job: masks(job[0], shared[job[1]]), jobs))
+    alone = [masks(number, compiled(sources[which], tokens)) for number, which in jobs]
+    assert together == alone
+
+
+def test_lexer_that_one_text_has_spoilt_is_renewed_for_the_others():
+    tokens = tiny_vocabulary()
+    source = Constraint("regex", "[ab]*a[ab]{30}")
+    limits = Limits(step_fuel=250)
+    grammar = Grammar(source, tokens, translate(source, tokens, limits), limits=limits)
+    before = grammar.matcher()
+    assert before.accept([0, 1]) == 2
+    wanted = legal_ids(before)
+    with pytest.raises(RequestError, match="too many expressions"):
+        walk(grammar.matcher(), [0, 1, 0, 0, 1, 1, 0, 1] * 10)
+    assert legal_ids(before) == wanted
+    assert grammar.matcher().accept([0, 1]) == 2

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from deepinfer.errors import RequestError
 from deepinfer.grammar import Constraint, Grammar, Tool, tool_calls, tool_start
+from deepinfer.grammar.finished import check_finished
 from deepinfer.grammar.raw_text import CLOSING, TEXT_FORMATS
 from deepinfer.grammar.tool_calls import DIALECTS, DSML, DialectName
 from deepinfer.recipe.encode import dsml
@@ -41,8 +42,10 @@ WEATHER = {
 TOOLS = [Tool("weather", WEATHER, strict=True), Tool("stop", None, strict=True), Tool("any")]
 
 
-def required(tools: list[Tool] = TOOLS, dialect: DialectName = "v4.1", **options: bool) -> Grammar:
-    return compiled(tool_calls(tools, dialect, required=True, **options))
+def required(
+    tools: list[Tool] = TOOLS, dialect: DialectName = "v4.1", parallel: bool = True
+) -> Grammar:
+    return compiled(tool_calls(tools, dialect, required=True, parallel=parallel))
 
 
 def call(name: str, arguments: dict[str, str], dialect: DialectName = "v4.1") -> str:
@@ -170,7 +173,8 @@ def test_formats_of_raw_text_are_read_by_others(name, seed):
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("date", ["2026-11-29", "0001-01-31"], ["2026-11-31", "0000-01-01", "2026-1-1"]),
+        ("date", ["2026-11-29", "0001-01-31", "2024-02-29", "2000-02-29"],
+         ["2026-11-31", "0000-01-01", "2026-1-1", "2026-02-29", "1900-02-29"]),
         ("date-time", ["2026-11-29T23:59:59.5+02:00"], ["2026-11-29 00:00:00Z", "2026-11-29"]),
         ("email", ["a.b+c@d-e.f", "a@b"], ["a@", "@b", "a@-b", ".a@b"]),
         ("hostname", ["a", "a-1.b2"], ["-a", "a-", "a..b", "a" * 64]),
@@ -257,6 +261,38 @@ def test_auto_is_free_until_a_block_opens_and_after_it_closes():
     assert wrong.accept(broken) < len(broken)
     assert not wrong.is_complete
     assert not wrong.accept([1])
+
+
+SCHEMA = Constraint("json_schema", '{"type": "object", "required": ["a"], "properties": {"a": {}}}')
+
+
+@pytest.mark.parametrize(
+    "answer", [SCHEMA, Constraint("regex", "(?s:.*)!"), Constraint("choice", '["!"]')]
+)
+@pytest.mark.parametrize("dialect", ["v4", "v4.1"])
+def test_text_beside_an_answer_is_that_answer_or_a_block_of_calls(answer, dialect: DialectName):
+    constraint = tool_calls(TOOLS, dialect, required=False, answer=answer)
+    grammar = compiled(constraint)
+    good = '{"a": 1}' if answer.kind == "json_schema" else "!"
+    opened = f"\n\n<{DSML}{DIALECTS[dialect].block}>\n"
+    calls = opened + block(call("weather", {"city": "x"}, dialect), dialect=dialect)
+    for text in (good, calls):
+        assert satisfies(grammar, encode(text)), text
+        assert check_finished(constraint, text) == ""
+    for text in ("", "{}", f"{good}{calls}", f"{calls}\n", calls.replace("city", "town")):
+        assert not satisfies(grammar, encode(text)), text
+    if answer.kind != "regex":
+        assert check_finished(constraint, "{}") != ""
+    assert tool_calls(TOOLS, dialect, required=False).key != constraint.key
+
+
+@pytest.mark.parametrize(
+    ("kind", "required", "says"),
+    [("ebnf", False, "use one of json_schema"), ("json_object", True, "a call is required")],
+)
+def test_answer_that_cannot_stand_beside_calls_is_refused(kind, required, says):
+    with pytest.raises(RequestError, match=says):
+        tool_calls(TOOLS, "v4.1", required=required, answer=Constraint(kind, ""))
 
 
 @pytest.mark.parametrize(

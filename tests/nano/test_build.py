@@ -12,7 +12,7 @@ from deepinfer.model.checkpoint import Checkpoint
 from deepinfer.model.engram_map import EngramMap
 from deepinfer.model.source import invalid_values, read
 from deepinfer.nano import build
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import builtin_models, is_random, nano_directory, random_directory
 
 FILES = [
     "config.json",
@@ -26,7 +26,7 @@ FILES = [
 
 @pytest.fixture(scope="module")
 def nano(tmp_path_factory):
-    return nano_directory(tmp_path_factory.mktemp("cache") / "made" / "on demand")
+    return random_directory(tmp_path_factory.mktemp("cache") / "made" / "on demand")
 
 
 def digest(directory, pattern):
@@ -100,11 +100,11 @@ def test_tokenizer_and_config_fit_each_other(nano):
 
 def test_a_built_model_is_left_as_it_is(nano, monkeypatch):
     monkeypatch.setattr(build, "_build", lambda directory: pytest.fail("built again"))
-    assert nano_directory(nano.parent) == nano
+    assert random_directory(nano.parent) == nano
 
 
 def test_building_again_elsewhere_gives_the_same_bytes(nano, tmp_path):
-    assert digest(nano_directory(tmp_path), "*") == digest(nano, "*")
+    assert digest(random_directory(tmp_path), "*") == digest(nano, "*")
 
 
 def test_changed_weights_come_with_a_changed_version(nano):
@@ -126,7 +126,7 @@ def test_a_changed_recipe_gets_another_directory(nano, monkeypatch):
 
 def test_several_builders_at_once_agree_on_one_directory(nano, tmp_path):
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(nano_directory, [tmp_path] * 4))
+        found = set(pool.map(random_directory, [tmp_path] * 4))
     assert found == set(tmp_path.iterdir())
     assert digest(found.pop(), "*") == digest(nano, "*")
 
@@ -138,11 +138,26 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr(build, "write_checkpoint", fail)
     with pytest.raises(ConfigError, match="No space left.*DEEPINFER_CACHE_DIR"):
-        nano_directory(tmp_path)
+        random_directory(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_cache_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "cache").touch()
     with pytest.raises(ConfigError, match="cannot build the nano model in .*cache"):
-        nano_directory(tmp_path / "cache")
+        random_directory(tmp_path / "cache")
+
+
+def test_nano_is_the_trained_model_once_the_package_has_one(nano, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "TRAINED", tmp_path / "none")
+    assert nano_directory(nano.parent) == nano
+    assert is_random("nano")
+    monkeypatch.setattr(build, "TRAINED", nano)
+    assert nano_directory(tmp_path) == nano
+    assert not list(tmp_path.iterdir())
+    assert not is_random("nano")
+    assert is_random("nano-random")
+
+
+def test_the_random_model_keeps_a_name_of_its_own(nano):
+    assert builtin_models(lambda: nano.parent)["nano-random"]() == nano

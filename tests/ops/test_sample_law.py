@@ -93,7 +93,7 @@ def test_coupled_drafts_of_the_targets_own_logits_are_always_right():
     rows, positions = torch.tensor([1, 2]).repeat(50), torch.arange(1, 101)
     logits, tokens = torch.randn(100, 30), torch.zeros(3, 100, dtype=torch.int64)
     target = sample.reference(logits, table.state, rows, positions, tokens, None, True)
-    drafts = draw_drafts(logits, table.state, rows, positions, Purpose.TARGET)
+    drafts = draw_drafts(logits, table.state, rows, positions, Purpose.TARGET, True)
     assert same(tuple(drafts), (target.tokens, target.law))
     other = draw_drafts(logits, table.state, rows, positions, Purpose.DRAFT).tokens
     assert (other[rows == 2] == target.tokens[rows == 2]).all()
@@ -105,8 +105,9 @@ def test_a_drafter_that_is_not_finite_still_gives_valid_ids():
     table.admit(admitted(1, 1, RowSampling()))
     logits = torch.tensor([[0.0, math.nan, 1.0], [INF, 0.0, 0.0]])
     drafts = draw_drafts(
-        logits, table.state, torch.tensor([1, 1]), torch.tensor([1, 2]), Purpose.DRAFT
+        logits, table.state, torch.tensor([1, 1]), torch.tensor([1, 2]), Purpose.DRAFT, True
     )
+    assert drafts.law is not None
     assert drafts.law.tolist() == [[0.0] * 3] * 2
     assert ((drafts.tokens >= 0) & (drafts.tokens < 3)).all()
 

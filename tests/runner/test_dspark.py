@@ -38,23 +38,29 @@ class Watching(DraftStages):
         super().__init__(net, drafts)
         self.seen = []
 
-    def propose(self, rows, groups, state):
-        found = super().propose(rows, groups, state)
+    def propose(self, rows, groups, state, drawing):
+        found = super().propose(rows, groups, state, drawing)
         for place, row in enumerate(groups.tolist()):
             known = rows.tokens[row, : int(rows.length[row])].tolist()
             if row and not bool(rows.ended[row]):
-                self.seen.append((known, found.tokens[place], found.confidence[place]))
+                alone = drawing._replace(
+                    rows=groups[place, None], length=torch.tensor([len(known)])
+                )
+                values = vars(drawing.state).items()
+                copies = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in values}
+                alone = alone._replace(state=type(drawing.state)(**copies))
+                self.seen.append((known, found.tokens[place], found.confidence[place], alone))
         return found
 
 
-def expected(net, known, drafts):
+def expected(net, known, drafts, drawing):
     """Proposals after `known` by a fresh pass over all of it but the newest token."""
     state, drafter, last = new_state(net), Drafter(net), len(known) - 1
     forward = run(net, state, [RowSlice(known, 0, last, 1, (1, 2, 3))])
     assert forward.features is not None
     drafter.seed(forward.features, forward.batch, state)
     newest, anchor, zero = (torch.tensor([n]) for n in (known[-1], last - 1, 0))
-    found = drafter.draft(newest, anchor, torch.tensor([1]), zero, state)
+    found = drafter.draft(newest, anchor, torch.tensor([1]), zero, state, drawing.choose)
     return found.tokens[0, :drafts], found.confidence[0, :drafts]
 
 
@@ -65,8 +71,8 @@ def test_proposals_are_those_of_a_fresh_pass_over_all_known_tokens(mode):
     made = runner(net, DRAFTING, None, watching)
     serve(net, made, DRAFTING, prompts(net), PARAMS, ahead=False)
     assert len(watching.seen) > 15
-    for known, ids, confidence in watching.seen[::3]:
-        wanted, raw = expected(net, known, 3)
+    for known, ids, confidence, drawing in watching.seen[::3]:
+        wanted, raw = expected(net, known, 3, drawing)
         assert torch.equal(ids, wanted)
         assert torch.equal(confidence, raw)
 

@@ -14,6 +14,7 @@ from deepinfer.runner.rows import send
 from deepinfer.scheduler import Drafting
 from deepinfer.step import Prefill, StepPlan
 from tests.model.networks import network, tokens
+from tests.runner.matchers import HashMatcher
 from tests.runner.recorded import HiddenSync, NoWaiting, RecordedGraphs
 from tests.runner.twins import LIMITS, EchoProposer, Twins, capturable, runner, serve
 
@@ -87,30 +88,51 @@ def test_a_warmed_up_runner_replays_from_the_first_step_on_and_gives_the_same():
     assert warm.captures.replays - before.replays == 3 * decoding > 20
 
 
-class Masked(Twins):
-    """Every other step comes with masks for the rows that generate, none for padding."""
-
-    def sample(self, number):
-        masks = None
-        if number % 2:
-            rows = len(self.plain._steps[number].outbox.rows)
-            generator = torch.Generator().manual_seed(number)
-            masks = torch.randint(-(1 << 31), 1 << 31, (rows, 3), generator=generator)
-            masks = masks.to(torch.int32)
-        for made in (self.plain, self.other):
-            made.sample(number, masks)
-
-
-def test_masks_come_beside_a_replayed_forward_pass():
+@pytest.mark.parametrize(
+    ("drafts", "ahead"), [(2, True), pytest.param(0, False, marks=pytest.mark.slow)]
+)
+def test_masks_are_part_of_the_replayed_step_and_touch_no_other_row(drafts, ahead):
     net = capturable("checkpoint")
-    assert net.arch.vocab_size == 96
-    twins = Masked(runner(net, LIMITS), runner(net, LIMITS, RecordedGraphs()))
-    given = ([[20, 21, 22], [30]], KINDS[1:3])
-    found = serve(net, twins, LIMITS, *given, ahead=True)
-    plain = serve(net, runner(net, LIMITS), LIMITS, *given, ahead=True)
-    assert twins.other.captures.replays > 20
-    pairs = zip(found, plain, strict=True)
-    assert any(one.outputs[0].token_ids != other.outputs[0].token_ids for one, other in pairs)
+    limits = dataclasses.replace(LIMITS, max_draft=drafts)
+    proposers = [EchoProposer(drafts) if drafts else None for _ in range(3)]
+    twins = Twins(
+        runner(net, limits, None, proposers[0]),
+        runner(net, limits, RecordedGraphs(), proposers[1]),
+    )
+    params = [
+        dataclasses.replace(KINDS[i], logprobs=1, seed=i, max_tokens=14) for i in (0, 1, 3, 6)
+    ]
+    given = (limits, [[20 + i] * 9 for i in range(4)], params)
+    matchers = {place: HashMatcher(net.arch.vocab_size) for place in (1, 2)}
+    found = serve(net, twins, *given, ahead=ahead, late=1, matchers=matchers)
+    plain = serve(net, runner(net, limits, None, proposers[2]), *given, ahead=ahead, late=1)
+    assert twins.other.captures.replays > 10
+    masked = [bool(plan.masked) for plan in twins.plans.values() if plan.graph_rows]
+    assert True in masked
+    assert False in masked
+    assert [one.outputs == other.outputs for one, other in zip(found, plain, strict=True)] == [
+        *(True, False, False, True)
+    ]
+    assert all(matcher.asked > 3 for matcher in matchers.values())
+    assert all(bool(matcher.refused) == bool(drafts) for matcher in matchers.values())
+
+
+def test_a_late_mask_delays_its_row_only_and_changes_no_token():
+    net = capturable("checkpoint")
+    limits = dataclasses.replace(LIMITS, max_draft=2)
+    params = [dataclasses.replace(KINDS[i], seed=i, max_tokens=10) for i in (0, 1, 3)]
+    given = (limits, [[20 + i] * 9 for i in range(3)], params)
+
+    def run(seconds, patience):
+        matchers = {place: HashMatcher(net.arch.vocab_size, seconds) for place in (0, 1)}
+        twins = Twins(*(runner(net, limits, None, EchoProposer(2)) for _ in range(2)))
+        found = serve(net, twins, *given, ahead=True, matchers=matchers, patience=patience)
+        return len(twins.plans), [output.outputs for output in found]
+
+    steps, expected = run(0.0, 60.0)
+    more, found = run(0.002, 0.0)
+    assert found == expected
+    assert more > steps + 5
 
 
 LOOKS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")

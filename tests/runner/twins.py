@@ -1,8 +1,9 @@
 """Two runners that carry out the same plans, one with graphs; every result must be equal."""
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,17 +12,18 @@ from deepinfer.cache import pages_for
 from deepinfer.device import Graphs
 from deepinfer.engine.border import Border
 from deepinfer.engine.core import EngineCore, Runner
+from deepinfer.engine.masks import Masks, Matcher
 from deepinfer.engine.service import Service
 from deepinfer.model.dummy import DummySource
 from deepinfer.model.network import Network
 from deepinfer.model.numerics import numerics
 from deepinfer.model.operations import Operations
 from deepinfer.model.weights import WeightLoader
-from deepinfer.request import RequestOutput, SamplingParams
+from deepinfer.request import Request, RequestOutput, SamplingParams
 from deepinfer.runner.rows import RowLimits
 from deepinfer.runner.runner import Proposal, Proposer, TorchRunner
 from deepinfer.scheduler import THROUGHPUT, Limits, Scheduler
-from deepinfer.step import StepPlan, StepResult, TopLogprobs
+from deepinfer.step import StepMasks, StepPlan, StepResult, TopLogprobs
 from tests.model.networks import CPU, hash_map, with_engram
 
 LIMITS = Limits(
@@ -54,7 +56,7 @@ class EchoProposer:
     def seed(self, forward, state):
         pass
 
-    def propose(self, rows, groups, state):
+    def propose(self, rows, groups, state, drawing):
         places = torch.arange(self.drafts, device=rows.device)
         back = rows.length[groups].unsqueeze(1) - self.drafts + places
         tokens = rows.tokens[groups.unsqueeze(1), back.clamp(min=0)]
@@ -95,9 +97,9 @@ class Twins:
         self.plain.forward(plan)
         self.other.forward(plan)
 
-    def sample(self, number: int) -> None:
-        self.plain.sample(number)
-        self.other.sample(number)
+    def sample(self, number: int, masks: StepMasks | None = None) -> None:
+        self.plain.sample(number, masks)
+        self.other.sample(number, masks)
 
     def draft(self, number: int) -> None:
         self.plain.draft(number)
@@ -136,11 +138,25 @@ def serve(
     *,
     ahead: bool,
     late: int = 0,
+    matchers: Mapping[int, Matcher] | None = None,
+    patience: float = 60.0,
 ) -> list[RequestOutput]:
-    """Results in order; the last `late` requests arrive one by one while others decode."""
+    """Results in order; the last `late` requests arrive one by one while others decode.
+
+    `matchers` constrain requests by place; a step waits for their masks for `patience` seconds.
+    """
     ticks = itertools.count()
     scheduler = Scheduler(limits, THROUGHPUT, end_id=net.arch.eos_token_id)
     core = EngineCore(scheduler, made, lambda: float(next(ticks)), async_scheduling=ahead)
+    core.masks = Masks(limits.max_draft, patience)
+    constrained, add = matchers or {}, core.add
+
+    def enter(request: Request) -> None:
+        matcher = constrained.get(int(request.request_id))
+        request = dataclasses.replace(request, constrained=matcher is not None)
+        add(request, matcher, -(-net.arch.vocab_size // 32))
+
+    core.add = enter  # pyright: ignore[reportAttributeAccessIssue]
     engine = Service(Border(net.arch, None, limits.max_model_len, max_logprobs=1000), core)
     waiting = list(enumerate(zip(prompts, params, strict=True)))
     early = len(waiting) - late
@@ -154,4 +170,5 @@ def serve(
         if engine.idle and len(outputs) == len(waiting):
             break
         outputs |= {int(o.request_id): o for o in engine.step() if o.finished}
+    core.close()
     return [outputs[place] for place, _ in waiting]

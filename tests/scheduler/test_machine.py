@@ -77,6 +77,7 @@ def requests(draw, name):
         stops=stops,
         min_tokens=draw(st.integers(0, min(max_tokens, 4))),
         priority=draw(st.integers(-1, 1)),
+        constrained=draw(st.booleans()),
     )
 
 
@@ -87,10 +88,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         limits=limits(),
         policy=st.sampled_from(sorted(POLICIES)),
         drafter=drafters,
+        late=st.sampled_from([0, 0, 30, 70]),
         nan=st.sets(st.tuples(st.integers(0, 12), st.integers(1, 30)), max_size=6),
     )
-    def start(self, limits, policy, drafter, nan):
-        self.drive = Drive(limits, POLICIES[policy], drafter=drafter, nan_at=nan)
+    def start(self, limits, policy, drafter, late, nan):
+        self.drive = Drive(limits, POLICIES[policy], drafter=drafter, nan_at=nan, late=late)
         self.nan = nan
         self.asked = {}
         self.ended = {}
@@ -159,7 +161,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens = sum(len(a.prompt_token_ids) + a.params.max_tokens for a in self.asked.values())
         # Some row advances in every second turn, and at worst every request is once the victim of
         # every other one.
-        self.drive.run(bound=2 * tokens * (1 + len(self.asked)) + 10)
+        self.drive.late = min(self.drive.late, 30)
+        self.drive.run(bound=4 * tokens * (1 + len(self.asked)) + 40)
         assert set(self.drive.last) == set(self.asked)
         for name, asked in self.asked.items():
             got, reason, stop_id = self.drive.outcome(name)
@@ -200,13 +203,13 @@ def _same_tokens(asked, room, drafter):
         page_tokens=4,
     )
     wanted = {one.request_id: naive(one, 40) for one in asked}
-    for limit, policy, overlap in [
-        (plain, THROUGHPUT, False),
-        (room, LATENCY, False),
-        (room, LATENCY, True),
-        (room, THROUGHPUT, True),
+    for limit, policy, overlap, late in [
+        (plain, THROUGHPUT, False, 0),
+        (room, LATENCY, False, 0),
+        (room, LATENCY, True, 40),
+        (room, THROUGHPUT, True, 0),
     ]:
-        drive = Drive(limit, policy, drafter=drafter, overlap=overlap)
+        drive = Drive(limit, policy, drafter=drafter, overlap=overlap, late=late)
         for one in asked:
             drive.add(one)
         drive.run()
@@ -217,7 +220,7 @@ workloads = st.integers(1, 8).flatmap(lambda n: st.tuples(*(requests(i) for i in
 
 
 @given(workloads, limits(), drafters)
-def test_overlap_pages_budget_policy_and_drafts_change_no_token(asked, room, drafter):
+def test_overlap_pages_budget_policy_drafts_and_late_masks_change_no_token(asked, room, drafter):
     _same_tokens(asked, room, drafter)
 
 
@@ -225,5 +228,7 @@ def test_overlap_pages_budget_policy_and_drafts_change_no_token(asked, room, dra
 @pytest.mark.timeout(1800)
 @settings(max_examples=2000)
 @given(workloads, limits(), drafters)
-def test_overlap_pages_budget_policy_and_drafts_change_no_token_at_length(asked, room, drafter):
+def test_overlap_pages_budget_policy_drafts_and_late_masks_change_no_token_at_length(
+    asked, room, drafter
+):
     _same_tokens(asked, room, drafter)

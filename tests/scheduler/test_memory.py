@@ -38,6 +38,7 @@ def test_a_hundred_thousand_requests_leave_no_memory_behind():
         plan = scheduler.plan(0.0)
         if plan is not None:
             device.forward(plan)
+            device.sample(plan.number)
             uncollected.append(plan.number)
         if uncollected and (plan is None or len(uncollected) == 2):
             news = scheduler.apply(device.collect(uncollected.pop(0)), 0.0)

@@ -23,4 +23,5 @@ def test_a_trace_of_plans_gives_equal_results_on_a_fresh_device(most, seed):
     for line, result in zip(trace, drive.results, strict=True):
         plan = StepPlan.from_json(line)
         device.forward(plan)
+        device.sample(plan.number)
         assert device.collect(plan.number).equal(result)

@@ -36,15 +36,20 @@ FIRST = StepPlan(
 SECOND = StepPlan(number=1, decode_add=(1,), prefill=(Prefill(2, 4, 2, True),), max_len_hi=7)
 
 
-def forward_all(device, plans):
+def compute(device, plan):
+    device.forward(plan)
+    device.sample(plan.number)
+    device.draft(plan.number)
+
+
+def compute_all(device, plans):
     for plan in plans:
-        device.forward(plan)
+        compute(device, plan)
 
 
 def test_the_hand_made_steps_generate_the_hash_of_the_prefix():
     device = ShadowDevice(LIMITS)
-    for plan in (FIRST, SECOND):
-        device.forward(plan)
+    compute_all(device, (FIRST, SECOND))
     first, second = device.collect(0), device.collect(1)
     token = next_token([5, 6, 7], 9)
     assert first.tokens.tolist() == [[token]]
@@ -74,7 +79,7 @@ def test_the_hand_made_steps_generate_the_hash_of_the_prefix():
         ({}, {"admit": (admit(3, [1], slot=0),)}, "slot 0"),
         ({}, {"admit": (admit(3, [1], slot=2),)}, "2"),
         ({}, {"draft_budget": 14}, "step 1 exceeds 16 tokens"),
-        ({}, {"masked": (1,)}, "without masks"),
+        ({}, {"masked": (1,)}, "masks are missing"),
         ({"pages": FIRST.pages[:2]}, {}, "row 2 owns no page of 4"),
         ({"pages": FIRST.pages[1:]}, {}, "row 1 owns no page of 0"),
     ],
@@ -83,29 +88,28 @@ def test_a_broken_plan_does_not_pass(first, second, words):
     device = ShadowDevice(LIMITS)
     plans = [replace(FIRST, **first), replace(SECOND, **second)]
     with pytest.raises(AssertionError, match=words):
-        forward_all(device, plans)
+        compute_all(device, plans)
 
 
 def test_a_released_page_is_poisoned_and_poison_is_not_read():
     device = ShadowDevice(LIMITS)
     fresh = device._pages.copy()
-    device.forward(FIRST)
+    compute(device, FIRST)
     assert not np.array_equal(device._pages[4], fresh[4])
     device._pages[4] = fresh[4]
     with pytest.raises(AssertionError, match="row 2 reads position 3, never written"):
-        device.forward(SECOND)
+        compute(device, SECOND)
     device = ShadowDevice(LIMITS)
-    device.forward(FIRST)
-    device.forward(StepPlan(number=1, release=(1, 2)))
+    compute(device, FIRST)
+    compute(device, StepPlan(number=1, release=(1, 2)))
     np.testing.assert_array_equal(device._pages, fresh)
 
 
 def test_a_third_step_needs_the_first_to_be_collected():
     device = ShadowDevice(LIMITS)
-    for plan in (FIRST, SECOND):
-        device.forward(plan)
+    compute_all(device, (FIRST, SECOND))
     with pytest.raises(AssertionError, match="more than one step is uncollected"):
-        device.forward(StepPlan(number=2, max_len_hi=9))
+        compute(device, StepPlan(number=2, max_len_hi=9))
     with pytest.raises(AssertionError, match="step 0 comes first"):
         device.collect(1)
 
@@ -115,19 +119,20 @@ def test_rows_share_the_draft_budget_in_ascending_order_within_cap_drafts_and_li
     device = ShadowDevice(limits, drafter=DrafterSpec(right_percent=100))
     rows = range(1, 5)
     ends = {1: 5, 2: 30, 3: 30, 4: 30}
-    device.forward(
+    compute(
+        device,
         StepPlan(
             number=0,
             admit=tuple(admit(row, [row, row], limit=ends[row]) for row in rows),
             pages=tuple(PageAppend(row, i, 2 * row + i) for row in rows for i in range(2)),
             prefill=tuple(Prefill(row, 0, 2, True) for row in rows),
             max_len_hi=3,
-        )
+        ),
     )
     device.collect(0)
     caps = tuple(DraftCap(row, cap) for row, cap in zip(rows, (3, 2, 3, 3), strict=True))
     plan = StepPlan(number=1, decode_add=(4, 2, 3, 1), draft_cap=caps, draft_budget=5, max_len_hi=7)
-    device.forward(plan)
+    compute(device, plan)
     result = device.collect(1)
     assert result.row.tolist() == [1, 2, 3, 4]
     assert result.verified.tolist() == [1, 2, 2, 0]  # limit, cap, budget, nothing left

@@ -12,7 +12,7 @@ from deepinfer.scheduler import LATENCY, Drafting, Limits, Scheduler
 from deepinfer.scheduler.calibration import probability
 from deepinfer.scheduler.costs import CostCurve
 from deepinfer.scheduler.shadow import DrafterSpec
-from deepinfer.scheduler.speculation import Size, Speculation, best_budget, share_budget_out
+from deepinfer.scheduler.speculation import Size, Speculation, every_option, share_budget_out
 from deepinfer.step import FLAG_END, StepResult
 from tests.scheduler.driver import LIMITS, Drive, naive, request, with_drafts
 
@@ -42,6 +42,12 @@ blocks = (
 laws = st.lists(st.floats(0.05, 3), min_size=60, max_size=60).map(
     lambda steps: np.cumsum([0.01, *steps])
 )
+
+
+def best_budget(worth, size, most, curve):
+    """The budget with the most expected tokens a second, the smallest of equal ones."""
+    options = every_option(worth, size, most)
+    return int(options.budgets[np.argmax(options.expected / curve.seconds(options.tokens))])
 
 
 def brute_force(worth, most, seconds):
@@ -144,27 +150,54 @@ def told(seconds, acceptance, drafting=ADAPTIVE, steps=256):
 def test_learned_costs_and_confidences_give_the_budget_that_pays(price, acceptance, wanted):
     made = told(lambda tokens: 0.1 * (1 + price * tokens), acceptance)
     rows, room = np.arange(1, 5), np.full(4, 100)
-    assert made.budget(rows, room, 12, 0) == wanted
-    assert made.budget(rows, room, 5, 0) == min(wanted, 5)
-    assert made.budget(rows, np.array([0, 0, 1, 0]), 12, 0) == min(wanted, 1)
-    assert told(lambda n: 0.1 * n, acceptance, Drafting()).budget(rows, room, 12, 0) == 12
+    assert made.budget(rows, lambda: room, 12, 0) == wanted
+    assert made.budget(rows, lambda: room, 5, 0) == min(wanted, 5)
+    assert made.budget(rows, lambda: np.array([0, 0, 1, 0]), 12, 0) == min(wanted, 1)
+    assert told(lambda n: 0.1 * n, acceptance, Drafting()).budget(rows, lambda: room, 12, 0) == 12
 
 
 def test_nothing_measured_means_all_drafts():
     made = Speculation(limits())
-    assert made.budget(np.arange(1, 5), np.full(4, 9), 12, 0) == 12
+    assert made.budget(np.arange(1, 5), lambda: np.full(4, 9), 12, 0) == 12
 
 
-def test_budgets_whose_time_is_unknown_are_tried_until_it_is_known():
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        (lambda n: 0.01, 12),
+        (lambda n: 0.01 + 0.008 * n, 12),
+        (lambda n: 0.01 * n**2, 0),
+        (lambda n: 0.01 + 0.02 * (n > 9), 5),
+        (lambda n: 0.01 + 0.01 * (n > 5) + 0.02 * (n > 15), 11),
+    ],
+)
+def test_budgets_whose_time_is_unknown_are_tried_until_the_best_is_known(seconds, wanted):
     made = Speculation(limits())
     rows, room, live = np.arange(1, 5), np.full(4, 9), np.ones(4, np.bool_)
     planned = []
-    for _ in range(120):
-        planned.append(made.budget(rows, room, 12, 0))
+    for _ in range(400):
+        planned.append(made.budget(rows, lambda: room, 12, 0))
         size = Size(4, 0, planned[-1], 0)
-        made.applied(result(rows, 0, 0, 9.0, 0.01 * size.tokens), live, size)
-    assert {0, 4, 8, 12} <= set(planned)
-    assert len(set(planned[80:])) == 1
+        made.applied(result(rows, 0, 0, 9.0, seconds(size.tokens)), live, size)
+    assert planned[300:].count(wanted) >= 97  # the others are timed again, now and then
+
+
+def test_many_rows_keep_their_tokens_for_a_few_plans_and_no_more_than_they_can_verify():
+    known = told(lambda n: 0.1 * (1 + 0.02 * n), 0.7)
+    wide = Speculation(limits(rows=64, drafts=3))
+    wide.plain, wide.calibration = known.plain, known.calibration
+    every, left = np.arange(1, 65), {"room": 99}
+
+    def budget(rows):
+        return wide.budget(every[:rows], lambda: np.full(rows, left["room"]), 192, 0)
+
+    first = budget(64)
+    assert [budget(63), budget(62)] == [first + 1, first + 2]
+    assert 0 < first < 190
+    budget(64)
+    left["room"] = 0
+    assert budget(64) > 0  # those that ended since it was chosen have no drafts, the device knows
+    assert [budget(64) for _ in range(8)][-1] == 0
 
 
 def test_confidences_that_are_not_numbers_count_as_the_average():
@@ -188,7 +221,9 @@ def test_counts_by_place_leave_out_what_ended_requests_had_on_their_way():
     assert counts.drafts_verified_at == (6, 3, 3)
     assert counts.drafts_accepted_at == (6, 3, 0)
     assert counts.mean_accepted_length == 2.5
-    assert [made.take(row) for row in (1, 1, 4)] == [(4, 3), (0, 0), (0, 0)]
+    none = (0, 0, 0)
+    wanted = [((2, 1, 1), (2, 1, 0)), (none, none), (none, none), (none, none)]
+    assert [made.take(row) for row in (1, 1, 4, 0)] == wanted
     assert made.counts() == counts
 
 
@@ -274,7 +309,7 @@ def rate(rows, acceptance, fixed):
     waiting: list[tuple[StepResult, Size]] = []
     logits, tokens, time = generator.normal(centre, 1.2, (rows, 5)), 0.0, 0.0
     for step in range(500):
-        budget = made.budget(every, room, 5 * rows, 0) if fixed is None else fixed * rows
+        budget = made.budget(every, lambda: room, 5 * rows, 0) if fixed is None else fixed * rows
         temperature = np.array(made.planned(budget) or temperature)
         size = Size(rows, 0, budget, 0)
         told = (1.7 * logits).astype(np.float32)

@@ -45,6 +45,8 @@ class StepCost:
         decode_row: of a row that decodes.
         context_token: of a known token of such a row: its index keys are read.
         draft: of a draft that is verified.
+        tile: decoding rows and drafts are computed in multiples of it; the rest of a tile costs as
+            much as drafts do.
         host: of planning a step; hidden behind the step before when that one is still uncollected.
         source: where the numbers come from.
     """
@@ -55,6 +57,7 @@ class StepCost:
     decode_row: float = 51e-6  # 40 GFLOP at 788 TFLOP/s
     context_token: float = 4.0e-11  # 170 B at 4.3 TB/s
     draft: float = 51e-6
+    tile: int = 1
     host: float = 0.5e-3
     source: str = FROM_ROOFLINES
 
@@ -63,18 +66,21 @@ class StepCost:
             value = getattr(self, item.name)
             if item.name != "source" and not (isinstance(value, (int, float)) and value >= 0):
                 raise ConfigError(f"cost {item.name} {value!r}: use seconds >= 0")
+        if not isinstance(self.tile, int) or self.tile < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"cost tile {self.tile!r}: use an integer >= 1")
         if not self.base > 0:
             raise ConfigError(f"cost base {self.base!r}: a step takes time, use seconds > 0")
 
     def seconds(self, work: StepWork) -> float:
         """Time on the device."""
+        wasted = -(work.rows + work.drafts) % self.tile
         return (
             self.base
             + self.prefill_token * work.prefill_tokens
             + self.prefill_pair * work.prefill_pairs
             + self.decode_row * work.rows
             + self.context_token * work.context_tokens
-            + self.draft * work.drafts
+            + self.draft * (work.drafts + wasted)
         )
 
     def to_dict(self) -> dict[str, object]:

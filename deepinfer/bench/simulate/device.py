@@ -6,14 +6,18 @@ Knows nothing of requests and their arrival.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from deepinfer.bench.simulate.cost import StepCost, StepWork
+from deepinfer.bench.simulate.drafts import DraftLaw
 from deepinfer.bench.simulate.trace import VOCABULARY, stream_ids
 from deepinfer.scheduler import Limits, ShadowDevice
+from deepinfer.scheduler.calibration import probability
 from deepinfer.scheduler.shadow import DrafterSpec
+from deepinfer.scheduler.speculation import share_budget_out
 from deepinfer.step import FLAG_LIMIT, StepPlan, StepResult
 
 
@@ -67,35 +71,44 @@ class Device(Protocol):
 class CountingDevice:
     """Tokens are a function of a row's seed and the position; nothing is stored.
 
-    A draft for a position is right with a probability that does not depend on anything else.
-
     Args:
         max_draft: drafts a row has in every step.
-        acceptance: that probability, 0..1.
+        law: of them.
     """
 
-    def __init__(self, max_draft: int, acceptance: float):
+    def __init__(self, max_draft: int, law: DraftLaw):
         self._drafts = max_draft
-        self._right = acceptance * VOCABULARY
+        self._law = law
+        self._temperature = np.ones(max_draft)
 
     def compute(self, plan: StepPlan, rows: Rows) -> StepResult:
         """See `Device`."""
+        if plan.draft_temperature:
+            self._temperature = np.array(plan.draft_temperature)
         emits = np.array([piece.row for piece in plan.prefill if piece.emits], np.int64)
         row = np.concatenate([emits, rows.decoding])
         length, limit = rows.length[row], rows.limit[row]
         left = limit - length
-        want = np.minimum(self._drafts, np.maximum(left - 1, 0))
-        want[: len(emits)] = 0
-        verified = np.clip(plan.draft_budget - (np.cumsum(want) - want), 0, want)
+        verified = np.zeros(len(row), np.int64)
         place = np.arange(1 + self._drafts)
         positions = (length[:, None] + place).astype(np.uint64)
         streams = rows.stream[row][:, None]
-        draws = stream_ids(~streams, positions[:, : self._drafts])
-        right = (draws < self._right) & (place[: self._drafts] < verified[:, None])
-        accepted = np.cumprod(right, axis=1).sum(axis=1)
+        accepted = verified
+        if plan.draft_budget:
+            right, logits = self._law.draw(streams, positions[:, :-1])
+            want = np.minimum(self._drafts, np.maximum(left - 1, 0))
+            want[: len(emits)] = 0
+            worth = probability(logits, self._temperature).cumprod(axis=1)
+            verified = share_budget_out(worth, want, plan.draft_budget)
+            right &= place[: self._drafts] < verified[:, None]
+            accepted = np.cumprod(right, axis=1).sum(axis=1)
         generated = np.minimum(accepted + 1, left)
         tokens = np.where(place < generated[:, None], stream_ids(streams, positions), -1)
         ended = (left > 0) & (length + generated >= limit)
+        confidence = np.zeros((len(row), 0), np.float32)
+        if self._drafts:
+            following = (positions[:, :-1] + generated[:, None]).astype(np.uint64)
+            confidence = self._law.draw(streams, following)[1]
         return StepResult(
             number=plan.number,
             row=row.astype(np.int32),
@@ -103,7 +116,7 @@ class CountingDevice:
             accepted=np.minimum(accepted, generated).astype(np.int32),
             tokens=tokens.astype(np.int32),
             flags=np.where(ended, FLAG_LIMIT, 0).astype(np.int32),
-            confidence=np.zeros((len(row), self._drafts), np.float32),
+            confidence=confidence,
         )
 
 
@@ -116,7 +129,7 @@ class CheckingDevice:
     """
 
     def __init__(self, limits: Limits, acceptance: float):
-        drafter = DrafterSpec(right_percent=round(100 * acceptance))
+        drafter = DrafterSpec(right_percent=round(100 * acceptance), confident=True)
         self._shadow = ShadowDevice(limits, drafter=drafter, vocabulary=VOCABULARY)
 
     def compute(self, plan: StepPlan, rows: Rows) -> StepResult:
@@ -165,6 +178,7 @@ class TimedRunner:
         result = self._device.compute(plan, self._rows)
         self._rows.grow(result)
         seconds = self._cost.seconds(work._replace(drafts=int(result.verified.sum())))
+        result = replace(result, seconds=seconds)
         self._free_at = max(self._clock.now, self._free_at) + seconds
         self.busy += seconds
         self._results.append((result, self._free_at))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from deepinfer.bench.simulate.cost import StepCost
 from deepinfer.bench.simulate.device import CheckingDevice, Clock, CountingDevice, TimedRunner
+from deepinfer.bench.simulate.drafts import DraftLaw
 from deepinfer.bench.simulate.oracle import Oracle
 from deepinfer.bench.simulate.trace import Conversations, TraceLine, stream_number
 from deepinfer.engine.core import EngineCore
@@ -31,7 +32,7 @@ class Setup:
         policy: how steps are shared.
         cost: durations of steps.
         overlap: plan a step before the result of the one before.
-        acceptance: probability that a draft is right.
+        acceptance: probability that a draft is right if those before it in its block are.
         check: compute on the shadow device, which knows when a plan is wrong; many times slower.
     """
 
@@ -128,6 +129,9 @@ class _Observer:
         self._digest = hashlib.sha256()
         self.points: list[Point] = []
 
+    def request(self, request: Request) -> None:
+        """Lines are known already."""
+
     def plan(self, plan: StepPlan) -> None:
         """Note first admissions."""
         self._digest.update(repr(facts(plan)).encode())
@@ -139,7 +143,7 @@ class _Observer:
                 entry = self._served[name]
                 entry.found, entry.saved = admit.cached, admit.encoder_start
 
-    def result(self, result: StepResult, counters: Snapshot) -> None:
+    def result(self, result: StepResult, counters: Snapshot, progress: Sequence[Progress]) -> None:
         """Note counters."""
         self.points.append(Point(self._clock.now, counters))
 
@@ -191,7 +195,7 @@ class _Run:
         device = (
             CheckingDevice(limits, setup.acceptance)
             if setup.check
-            else CountingDevice(limits.max_draft, setup.acceptance)
+            else CountingDevice(limits.max_draft, DraftLaw((setup.acceptance,)))
         )
         self._lines = lines
         self._check = setup.check

@@ -19,34 +19,49 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Tiles of both products; they share the token width, because they share the tile table."""
+    """Tiles of both products; they share the token width, because they share the tile table.
+
+    `own`: each expert has one tile of its own, which holds as many tokens as there are, so that
+    its weights can be fetched before the routing is known.
+    """
 
     gate_up: Tile
     down: Tile
+    own: bool = False
 
 
-# Measured on one H200 (docs/results/h200.md).
+def _both(tile: Tile, own: bool = False) -> Tiles:
+    return Tiles(tile, tile, own)
+
+
+# Measured on one H200 (docs/kernels.md).
 _BY_WIDTH = {
-    16: Tiles(Tile(128, 16, 4, 4), Tile(128, 16, 4, 4)),
-    64: Tiles(Tile(128, 64, 4, 3), Tile(128, 64, 4, 3)),
-    128: Tiles(Tile(128, 128, 4, 2), Tile(128, 128, 4, 2)),
+    16: _both(Tile(128, 16, 4, 4)),
+    64: _both(Tile(128, 64, 4, 3)),
+    128: _both(Tile(128, 128, 4, 2)),
 }
-# Of few experts there are not enough tiles to put two on each multiprocessor.
-_OF_FEW = {64: Tiles(Tile(128, 64, 8, 4), Tile(128, 64, 8, 4))}
+# Of few experts, by the number of tokens. Buffers are as many as let all programs of a product fit
+# on the device at once and not one more a multiprocessor, or they would crowd some of them.
+_OF_FEW = {
+    16: _both(Tile(64, 16, 4, 6), own=True),
+    32: _both(Tile(128, 32, 4, 5), own=True),
+    64: _both(Tile(128, 64, 4, 4), own=True),
+}
 _FEW = 12
 
 
 def choose(tokens: int, k: int, experts: int) -> Tiles:
     """Tiles for `tokens` tokens of `k` choices each among `experts` experts.
 
-    The width is the smallest that holds an expert's mean share and a quarter more, so that most
-    experts fill one tile while their weights are read once; where every token takes every expert
-    the share is exact.
+    Of few experts each has one tile as long as that holds all tokens. Elsewhere the width is the
+    smallest that holds an expert's mean share and a quarter more, so that most experts fill one
+    tile while their weights are read once; where every token takes every expert the share is exact.
     """
+    if experts <= _FEW and tokens <= max(_OF_FEW):
+        return next(tiles for width, tiles in sorted(_OF_FEW.items()) if tokens <= width)
     share = tokens * k / experts * (1.25 if experts > k else 1.0)
     width = next((w for w in sorted(_BY_WIDTH) if share <= w), max(_BY_WIDTH))
-    few = _OF_FEW.get(width) if experts <= _FEW else None
-    return few or _BY_WIDTH[width]
+    return _BY_WIDTH[width]
 
 
 def most_tiles(rows: int, experts: int, width: int) -> int:

@@ -2,8 +2,10 @@
 
 Four launches: sort the (token, choice) pairs by expert and decode the input; gate and up with the
 activation and its FP8 rounding; down; sum by ascending expert. Products of decoded codes are exact
-in bf16 and are added in fp32, in one order for every batch. Knows nothing of how experts are
-chosen. Meaning: reference.py.
+in bf16 and are added in fp32, in one order for every batch. Where each expert has one tile of its
+own, launches overlap (programmatic dependent launch): weights are fetched while the kernel before
+ends. Elsewhere overlapping launches would crowd some multiprocessors. Knows nothing of how experts
+are chosen. Meaning: reference.py.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -12,81 +14,21 @@ from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.experts.packing import PackedExperts
 from deepinfer.ops.experts.plan import Tiles, choose, most_tiles
+from deepinfer.ops.experts.triton_pairs import combine, prepare
 from deepinfer.ops.formats import Quantised
 
-_SORT_ROWS = 64  # (token, choice) pairs that one program of `_prepare` places
+_SORT_ROWS = 64  # (token, choice) pairs that one program of `prepare` places
 _DECODE_COLUMNS = 1024
 _LEAST_COLUMNS = 512  # four steps, so that the copies ahead never pass the end
-
-
-@triton.jit
-def _histogram(idx_ptr, first, last, EXPERTS: tl.constexpr, BINS: tl.constexpr):
-    """How often each expert occurs among entries [first, last); the last bin takes no expert."""
-    count = tl.zeros([BINS], tl.int32)
-    for at in range(first, last, 1024):
-        entry = at + tl.arange(0, 1024)
-        expert = tl.load(idx_ptr + entry, entry < last, -1).to(tl.int32)
-        count += tl.histogram(tl.where((expert < 0) | (expert >= EXPERTS), BINS - 1, expert), BINS)
-    return count
-
-
-@triton.jit(do_not_specialize=["entries", "sorters", "tiles"])
-def _prepare(
-    codes_ptr, scale_ptr, x_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr, rows_ptr,
-    entries, sorters, tiles,
-    K: tl.constexpr, EXPERTS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Programs below `sorters` place pairs and name tiles; the others decode the input to bf16."""
-    program = tl.program_id(0)
-    if program >= sorters:
-        blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
-        token = ((program - sorters) // blocks).to(tl.int64)
-        column = (program - sorters) % blocks * COLUMNS + tl.arange(0, COLUMNS)
-        code = tl.load(codes_ptr + token * K + column, column < K, 0)
-        byte = tl.load(scale_ptr + token * (K // 32) + column // 32, column < K, 127)
-        size = ((byte.to(tl.int32)) << 23).to(tl.float32, bitcast=True)
-        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * size
-        tl.store(x_ptr + token * K + column, value.to(tl.bfloat16), column < K)
-        return
-    start = program * BLOCK
-    bins = tl.arange(0, BINS)
-    before = _histogram(idx_ptr, 0, tl.minimum(start, entries), EXPERTS, BINS)
-    count = before + _histogram(idx_ptr, tl.minimum(start, entries), entries, EXPERTS, BINS)
-    count = tl.where(bins < EXPERTS, count, 0)
-    offset = tl.cumsum(count) - count
-
-    entry = start + tl.arange(0, BLOCK)
-    expert = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
-    here = (expert >= 0) & (expert < EXPERTS)
-    again = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
-    local = tl.arange(0, BLOCK)
-    earlier = (again[None, :] == expert[:, None]) & (local[None, :] < local[:, None])
-    base = tl.sum(tl.where(bins[None, :] == expert[:, None], (offset + before)[None, :], 0), 1)
-    place = base + tl.sum(earlier.to(tl.int32), 1)
-    tl.store(place_ptr + entry, tl.where(here, place, -1), entry < entries)
-    tl.store(order_ptr + place, entry, here)
-
-    needed = (count + WIDTH - 1) // WIDTH
-    end = tl.cumsum(needed)
-    mine = (end[None, :] > entry[:, None]) & ((end - needed)[None, :] <= entry[:, None])
-    owner = tl.sum(tl.where(mine, bins[None, :], 0), 1)
-    part = entry - tl.sum(tl.where(mine, (end - needed)[None, :], 0), 1)
-    size = tl.sum(tl.where(mine, count[None, :], 0), 1) - part * WIDTH
-    used = tl.sum(mine.to(tl.int32), 1) > 0
-    first = tl.sum(tl.where(mine, offset[None, :], 0), 1) + part * WIDTH
-    tl.store(expert_ptr + entry, tl.where(used, owner, -1), entry < tiles)
-    tl.store(first_ptr + entry, first, entry < tiles)
-    tl.store(rows_ptr + entry, tl.minimum(size, WIDTH), entry < tiles)
 
 
 # One word, as `packing` makes it: for two columns (its halves) columns k, k + 32 of rows r, r + 8.
@@ -126,6 +68,19 @@ def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, step, slot):
 
 
 @gluon.jit
+def _lines(
+    order_ptr, first, rows, CHOICES: gl.constexpr, TOKENS: gl.constexpr, layout: gl.constexpr
+):
+    """Input row of each line of a buffer, and which lines are used; sorted rows if CHOICES is 0."""
+    n = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, layout)) % TOKENS
+    if CHOICES:
+        row = gl.load(order_ptr + first + n, n < rows, 0) // CHOICES
+    else:
+        row = first + n
+    return row, (n < rows)[:, None]
+
+
+@gluon.jit
 def _decoded(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
     """Packed chunk [ROWS * 2, 16] -> bf16 [ROWS, 64] in wgmma's register order, no data moved."""
     columns = words.reshape([ROWS // 64, 4, 8, 4, 4, 2, 2]).permute((0, 1, 5, 2, 4, 3, 6))
@@ -140,11 +95,11 @@ def _decoded(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _product(
-    x_ptr, x_row, x_used, w_ptr, s_ptr, block,
-    K: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
-    x_layout: gl.constexpr, mma: gl.constexpr,
+    x_ptr, order_ptr, first_ptr, rows_ptr, tile, w_ptr, s_ptr, block,
+    K: gl.constexpr, CHOICES: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
+    STAGES: gl.constexpr, OWN: gl.constexpr, x_layout: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """Weight tile times input tile, [ROWS, TOKENS] fp32, too small by 2^-32."""
+    """Weight tile times input tile, [ROWS, TOKENS] fp32; first row and number of rows of the tile."""
     warps: gl.constexpr = gl.num_warps()
     steps: gl.constexpr = K // 128
     blocks: gl.constexpr = ROWS // 64
@@ -167,19 +122,31 @@ def _product(
     row = gl.arange(0, ROWS, scale_layout)
     s_ptr += block.to(gl.int64) * (blocks * steps * 64)
     s_ptr = s_ptr + (row // 64 * (steps * 64) + row % 64)
-    # Rows TOKENS and more of a buffer are the second 64 columns of a step.
-    line = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout))
-    x_offset = x_row * K + line // TOKENS * 64
-    x_ptr = x_ptr + (x_offset[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :])
 
     # With three buffers a step's last product may still read its own when the next step starts, so
     # copies go to the buffer before that; decoding then hides behind products.
     late: gl.constexpr = STAGES > 2
     depth: gl.constexpr = STAGES - 2 if late else STAGES - 1
+    if OWN:
+        for s in gl.static_range(depth):
+            async_copy.async_copy_global_to_shared(words.index(s), w_ptr + s * 4096)
+            async_copy.async_copy_global_to_shared(scales.index(s), s_ptr + s * 64)
+        gdc_wait()
+    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
+    x_row, x_used = _lines(order_ptr, first, rows, CHOICES, TOKENS, x_layout)
+    # Rows TOKENS and more of a buffer are the second 64 columns of a step.
+    line = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout))
+    x_offset = x_row * K + line // TOKENS * 64
+    x_ptr = x_ptr + (x_offset[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :])
+
     for s in gl.static_range(depth):
-        _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, s, s)
+        if OWN:
+            async_copy.async_copy_global_to_shared(xs.index(s), x_ptr + s * 128, mask=x_used)
+            async_copy.commit_group()
+        else:
+            _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, s, s)
     total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
-    for step in range(steps):
+    for step in range(steps if rows > 0 else 0):
         async_copy.wait_group(depth - 1)
         ahead = step + depth
         if ahead < steps:
@@ -199,7 +166,7 @@ def _product(
         if not late:
             total = warpgroup_mma_wait(0, [total])
     total = warpgroup_mma_wait(0, [total])
-    return total * 4294967296.0
+    return total * 4294967296.0, first, rows  # takes back the factor of `_DECODE`
 
 
 @gluon.jit
@@ -209,8 +176,8 @@ def _fp8_rounded(value):
     tokens: gl.constexpr = value.shape[1]
     groups = value.reshape([rows // 32, 32, tokens])
     size = gl.maximum(gl.max(gl.abs(groups), 1), 1e-4)
-    bits = gl.div_rn(size, gl.full_like(size, 448.0)).to(gl.int32, bitcast=True)
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(gl.int32)
+    bits = size.to(gl.int32, bitcast=True)
+    exponent = (bits >> 23) - 8 + ((bits & 0x7FFFFF) > 0x600000).to(gl.int32)  # 448 = 1.75 * 2^8
     scale = gl.expand_dims((exponent << 23).to(gl.float32, bitcast=True), 1)
     inverse = gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1)
     codes = (groups * inverse).to(gl.float8e4nv)
@@ -221,24 +188,25 @@ def _fp8_rounded(value):
 def _gate_up(
     x_ptr, w_ptr, s_ptr, order_ptr, expert_ptr, first_ptr, rows_ptr, share_ptr, h_ptr, limit,
     CHOICES: gl.constexpr, K: gl.constexpr, INNER: gl.constexpr,
-    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     """h = FP8-rounded bf16(silu(gate) * up * routing weight), a row per sorted pair."""
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
-    expert = gl.load(expert_ptr + tile)
-    if expert < 0:
-        return
-    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
+    gdc_launch_dependents()
+    if OWN:
+        expert = tile
+    else:
+        expert = gl.load(expert_ptr + tile)
+        if expert < 0:
+            return
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
     x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
-    n = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout)) % TOKENS
-    pair = gl.load(order_ptr + first + n, n < rows, 0)
     w_ptr += expert.to(gl.int64) * (INNER * K)
     s_ptr += expert.to(gl.int64) * (2 * INNER * (K // 128))
-    total = _product(
-        x_ptr, pair // CHOICES, (n < rows)[:, None], w_ptr, s_ptr, block,
-        K, ROWS, TOKENS, STAGES, x_layout, mma,
+    total, first, rows = _product(
+        x_ptr, order_ptr, first_ptr, rows_ptr, tile, w_ptr, s_ptr, block,
+        K, CHOICES, ROWS, TOKENS, STAGES, OWN, x_layout, mma,
     )  # fmt: skip
     both = total.to(gl.bfloat16).reshape([ROWS // 16, 2, 8, TOKENS]).permute((0, 2, 3, 1))
     gate, up = both.split()
@@ -269,44 +237,27 @@ def _store(value, out_ptr, first, rows, block, SIZE: gl.constexpr):
 def _down(
     h_ptr, w_ptr, s_ptr, expert_ptr, first_ptr, rows_ptr, y_ptr,
     K: gl.constexpr, OUT: gl.constexpr,
-    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     """y = bf16(h w2^T), a row per sorted pair."""
     warps: gl.constexpr = gl.num_warps()
     block, tile = gl.program_id(0), gl.program_id(1)
-    expert = gl.load(expert_ptr + tile)
-    if expert < 0:
-        return
-    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
+    gdc_launch_dependents()
+    if OWN:
+        expert = tile
+    else:
+        expert = gl.load(expert_ptr + tile)
+        if expert < 0:
+            return
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
     x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
-    n = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout)) % TOKENS
     w_ptr += expert.to(gl.int64) * (OUT * K // 2)
     s_ptr += expert.to(gl.int64) * (OUT * (K // 128))
-    total = _product(
-        h_ptr, first + n, (n < rows)[:, None], w_ptr, s_ptr, block,
-        K, ROWS, TOKENS, STAGES, x_layout, mma,
+    total, first, rows = _product(
+        h_ptr, expert_ptr, first_ptr, rows_ptr, tile, w_ptr, s_ptr, block,
+        K, 0, ROWS, TOKENS, STAGES, OWN, x_layout, mma,
     )  # fmt: skip
     _store(total.to(gl.bfloat16), y_ptr, first, rows, block, OUT)
-
-
-@triton.jit
-def _combine(
-    y_ptr, place_ptr, out_ptr, SIZE: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """out[token] = sum of its rows in ascending place, hence in ascending expert id."""
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    choice = tl.arange(0, triton.next_power_of_2(CHOICES))
-    none: tl.constexpr = 2147483647
-    place = tl.load(place_ptr + token * CHOICES + choice, choice < CHOICES, -1)
-    total = tl.zeros([COLUMNS], tl.float32)
-    last = -1
-    for _ in tl.static_range(CHOICES):
-        last = tl.min(tl.where(place > last, place, none))
-        row = y_ptr + last.to(tl.int64) * SIZE + column
-        total += tl.load(row, (last < none) & (column < SIZE), 0.0).to(tl.float32)
-    tl.store(out_ptr + token * SIZE + column, total, column < SIZE)
 
 
 def launch(
@@ -323,33 +274,38 @@ def launch(
     entries, inner, width = tokens * choices, weights.inner, tiles.gate_up.tokens
     if entries * hidden >= 2**31:
         raise ValueError(f"experts: {tokens} tokens in one call; split the step")
-    count = most_tiles(entries, experts, width)
+    own = tiles.own
+    assert not own or tokens <= width, "an expert's rows fill one tile"
+    count = experts if own else most_tiles(entries, experts, width)
     device = x.codes.device
     plain = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
     order, place = torch.empty((2, entries), dtype=torch.int32, device=device)
     expert, first, rows = torch.empty((3, count), dtype=torch.int32, device=device)
     sorters = triton.cdiv(entries, _SORT_ROWS)
     decoders = tokens * triton.cdiv(hidden, _DECODE_COLUMNS)
-    _prepare[(sorters + decoders,)](
+    prepare[(sorters + decoders,)](
         x.codes, x.scale, plain, topk_idx.contiguous(), order, place, expert, first, rows,
         entries, sorters, count, hidden, experts, triton.next_power_of_2(experts + 1), width,
-        _SORT_ROWS, _DECODE_COLUMNS, num_warps=4,
+        _SORT_ROWS, _DECODE_COLUMNS, own, num_warps=4, launch_pdl=own,
     )  # fmt: skip
     h = torch.empty((entries, inner), dtype=torch.bfloat16, device=device)
     tile = tiles.gate_up
     _gate_up[(2 * inner // tile.rows, count)](
         plain, weights.w13.codes, weights.w13.scale, order, expert, first, rows,
         topk_weights.contiguous(), h, limit, choices, hidden, inner,
-        tile.rows, width, tile.stages, num_warps=tile.warps,
+        tile.rows, width, tile.stages, own, num_warps=tile.warps, launch_pdl=own,
     )  # fmt: skip
     y = torch.empty((entries, hidden), dtype=torch.bfloat16, device=device)
     tile = tiles.down
     _down[(hidden // tile.rows, count)](
         h, weights.w2.codes, weights.w2.scale, expert, first, rows, y,
-        inner, hidden, tile.rows, width, tile.stages, num_warps=tile.warps,
+        inner, hidden, tile.rows, width, tile.stages, own,
+        num_warps=tile.warps, launch_pdl=own,
     )  # fmt: skip
     out = torch.empty((tokens, hidden), dtype=torch.float32, device=device)
-    _combine[(tokens, triton.cdiv(hidden, 1024))](y, place, out, hidden, choices, 1024, num_warps=4)
+    combine[(tokens, triton.cdiv(hidden, 1024))](
+        y, place, out, hidden, choices, 1024, num_warps=4, launch_pdl=own
+    )
     return out
 
 

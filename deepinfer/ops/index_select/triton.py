@@ -1,12 +1,15 @@
-"""Index scores in Triton, one program a token and 128 entries; the choice is the reference's.
+"""The indexer in Triton: scores, one program a token and 128 entries, then the best of each row.
 
 Dots of FP4 values are exact in bf16 products with fp32 sums; heads are added in one fixed order.
-Knows nothing of latents.
+Within candidate blocks only their entries are scored. Knows nothing of latents.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,11 +20,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer.arch import PAGE_TOKENS, Record
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.index_inputs.reference import IndexQueries
-from deepinfer.ops.index_select.reference import CandidateRule, Selection, select
+from deepinfer.ops.index_select.reference import CandidateRule, Selection
+from deepinfer.ops.triton_best import best
 from deepinfer.ops.triton_rows import fp4_value
 
 _ENTRIES = 128  # entries a program
-_SCORE_BYTES = 1 << 28  # bound on the scores of one chunk of rows; sorting takes a few times more
+_SCORE_BYTES = 1 << 28  # bound on the scores of one chunk of rows
 
 
 @triton.jit
@@ -38,21 +42,32 @@ def _decoded(code_ptr, scale_ptr, used, BYTES: tl.constexpr, KIND: tl.constexpr)
     return even.to(KIND), odd.to(KIND)
 
 
-@triton.jit(do_not_specialize=["entries", "page_size", "scale_page_size", "table_width"])
+@triton.jit(do_not_specialize=["columns", "table_width"])
 def _scores(
-    query_ptr, weight_ptr, code_ptr, scale_ptr, position_ptr, row_ptr, table_ptr, out_ptr,
-    entries, page_size, scale_page_size, table_width,
+    query_ptr, weight_ptr, code_ptr, scale_ptr, position_ptr, row_ptr, table_ptr, block_ptr,
+    out_ptr, best_ptr, columns, page_size, scale_page_size, table_width,
     HEADS: tl.constexpr, PADDED: tl.constexpr, BYTES: tl.constexpr, PAGE: tl.constexpr,
-    RATIO: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+    RATIO: tl.constexpr, LIMIT: tl.constexpr, SIZE: tl.constexpr, PUBLISH: tl.constexpr,
+    BLOCK: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
+    """Scores of BLOCK columns: entries in order, or those of the token's LIMIT blocks.
+
+    With PUBLISH also the best score of each SIZE of them, infinite where the newest entry is.
+    """
     gdc_wait()
     gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
-    entry = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     visible = (tl.load(position_ptr + token) + 1) // RATIO
-    used = (entry < visible) & (entry < entries)
+    entry = column.to(tl.int64)
+    used = column < columns
+    if LIMIT > 0:
+        block = tl.load(block_ptr + token * LIMIT + column // SIZE, used, -1)
+        used = used & (block >= 0)
+        entry = block * SIZE + column % SIZE
+    used = used & (entry < visible)
     score = tl.full([BLOCK], float("-inf"), tl.float32)
-    if tl.program_id(1) * BLOCK < visible:
+    if tl.max(used.to(tl.int32), 0) > 0:
         row = tl.load(row_ptr + token)
         page = tl.load(table_ptr + row * table_width + entry // PAGE, used, 0)
         code = code_ptr + page * page_size + entry % PAGE * BYTES
@@ -66,26 +81,68 @@ def _scores(
         weight = tl.load(weight_ptr + token * HEADS + head, head < HEADS, 0.0)
         total = tl.sum(tl.maximum(dots, 0.0) * weight[None, :], 1)
         score = tl.where(used, total, score)
-    tl.store(out_ptr + token * entries + entry, score, entry < entries)
+    tl.store(out_ptr + token * columns + column, score, column < columns)
+    if PUBLISH:
+        best = tl.max(tl.reshape(score, (BLOCK // SIZE, SIZE)), 1)
+        group = tl.program_id(1) * (BLOCK // SIZE) + tl.arange(0, BLOCK // SIZE)
+        newest = (visible > 0) & (group == (visible - 1) // SIZE)
+        groups = (columns + SIZE - 1) // SIZE
+        best = tl.where(newest, float("inf"), best)
+        tl.store(best_ptr + token * groups + group, best, group < groups)
+
+
+class Scores(NamedTuple):
+    """entries fp32 [tokens, columns], -inf where nothing is visible; blocks fp32 [tokens, blocks],
+    the best of each block, or None if they are not published."""
+
+    entries: Tensor
+    blocks: Tensor | None
 
 
 def scores(
-    queries: IndexQueries, batch: Batch, pages: PageViews, rows: slice, record: Record
-) -> Tensor:
-    """Scores of some tokens, fp32 [rows, entries of all used pages], -inf where not visible."""
+    queries: IndexQueries,
+    batch: Batch,
+    pages: PageViews,
+    rows: slice,
+    record: Record,
+    *,
+    within: Tensor | None = None,
+    rule: CandidateRule | None = None,
+    publish: bool = False,
+) -> Scores:
+    """Scores of some tokens.
+
+    Args:
+        queries: of all tokens.
+        batch: all tokens.
+        pages: the owner's page sections.
+        rows: which tokens.
+        record: format of keys and queries.
+        within: int64 [rows, blocks] candidate blocks of these tokens: columns are their entries,
+            in this order, as many as there can be. None: all entries of all used pages.
+        rule: needed with `within` or `publish`.
+        publish: also score blocks.
+    """
     used = -(-batch.max_len // PAGE_TOKENS)
-    entries, ratio = used * pages.entries, pages.ratio
-    records, weights = queries.records[rows], queries.weights[rows]
+    size = 1 if rule is None else rule.size
+    limit = 0 if within is None else within.shape[1]
+    columns = used * pages.entries
+    if limit:  # blocks without any entry are trailing: more than there can be need no columns
+        columns = min(limit, triton.cdiv(columns, size)) * size
+    weights = queries.weights[rows]
     tokens, heads = weights.shape
-    found = torch.empty((tokens, entries), dtype=torch.float32, device=weights.device)
-    _scores[(tokens, triton.cdiv(entries, _ENTRIES))](
-        records, weights, pages.key_codes, pages.key_scales, batch.positions[rows],
-        batch.rows[rows], batch.page_table, found, entries, pages.key_codes.stride(0),
+    new = partial(torch.empty, dtype=torch.float32, device=weights.device)
+    found = new((tokens, columns))
+    groups = new((tokens, triton.cdiv(columns, size))) if publish else None
+    _scores[(tokens, triton.cdiv(columns, _ENTRIES))](
+        queries.records[rows], weights, pages.key_codes, pages.key_scales, batch.positions[rows],
+        batch.rows[rows], batch.page_table, batch.positions if within is None else within, found,
+        found if groups is None else groups, columns, pages.key_codes.stride(0),
         pages.key_scales.stride(0), batch.page_table.stride(0), heads,
-        max(16, triton.next_power_of_2(heads)), record.code_bytes, pages.entries, ratio, _ENTRIES,
-        tl.bfloat16, num_warps=4, launch_pdl=True,
+        max(16, triton.next_power_of_2(heads)), record.code_bytes, pages.entries, pages.ratio,
+        limit, size, publish, _ENTRIES, tl.bfloat16, num_warps=4, launch_pdl=True,
     )  # fmt: skip
-    return found
+    return Scores(found, groups)
 
 
 def index_select(
@@ -102,32 +159,33 @@ def index_select(
     """As the reference, for FP4 records; scores that differ in the last bits may swap neighbours.
 
     Raises:
-        ValueError: the record is another format.
+        ValueError: the record is another format, or the blocks do not fill 128 entries evenly.
     """
     if record.format != "fp4_ue8m0_32":
         raise ValueError(f"index_select: reads FP4 records, not {record.format}")
-    tokens = len(batch.positions)
-    visible = (batch.positions + 1) // pages.ratio
-    entries = -(-batch.max_len // PAGE_TOKENS) * pages.entries
+    if rule is not None and _ENTRIES % rule.size:
+        raise ValueError(f"index_select: blocks of {rule.size} entries do not divide {_ENTRIES}")
+    tokens, entries = len(batch.positions), -(-batch.max_len // PAGE_TOKENS) * pages.entries
+    blocks = None if publish or blocks is None else blocks.contiguous()
+    size = 1 if rule is None else rule.size
     step = max(1, _SCORE_BYTES // (4 * entries))
     parts: list[Selection] = []
     for low in range(0, tokens, step):
         rows = slice(low, min(low + step, tokens))
-        parts.append(
-            select(
-                scores(queries, batch, pages, rows, record),
-                visible[rows],
-                topk,
-                blocks=None if blocks is None else blocks[rows],
-                rule=rule,
-                publish=publish,
-            )
+        within = None if blocks is None else blocks[rows]
+        scored = scores(
+            queries, batch, pages, rows, record, within=within, rule=rule, publish=publish
         )
+        published = None
+        if scored.blocks is not None:
+            assert rule is not None, "a candidate source has a rule"
+            published = best(scored.blocks, rule.limit)
+        parts.append(Selection(best(scored.entries, topk, within, size), published))
     if len(parts) == 1:
         return parts[0]
     ids = torch.cat([part.ids for part in parts])
-    published = [part.blocks for part in parts if part.blocks is not None]
-    return Selection(ids, torch.cat(published) if published else None)
+    found = [part.blocks for part in parts if part.blocks is not None]
+    return Selection(ids, torch.cat(found) if found else None)
 
 
 def pack(weights: Tensor) -> Tensor:

@@ -22,11 +22,12 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.formats import Fp8Weight, Quantised
 from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, Tile, choose, segments
+from deepinfer.ops.linear_fp8.triton_left import input_left, start_group
 from deepinfer.ops.triton_rows import sum_quantise
 
 _ADD_COLUMNS = 512
@@ -81,13 +82,6 @@ def _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, step, slot):
 
 
 @gluon.jit
-def _group(w, x, none, group: gl.constexpr):
-    """Start the product of one group of 32 columns."""
-    left, right = w.slice(32 * group, 32, 1), x.slice(32 * group, 32, 1)
-    return warpgroup_mma(left, right.permute((1, 0)), none, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def _scaled(total, product, scales, group: gl.constexpr):
     """total + product * scale, where a word of `scales` holds the exponents of four groups."""
     bits = scales >> 1 if group == 3 else scales << (23 - 8 * group)
@@ -105,8 +99,6 @@ def _linear(
     """One tile of out = x W^T, or with SPLIT one segment of it."""
     warps: gl.constexpr = gl.num_warps()
     all_steps: gl.constexpr = K // 128
-    segment: gl.constexpr = all_steps // SEGMENTS
-    steps: gl.constexpr = segment if SPLIT else all_steps
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 32])
     copy: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])
     line: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
@@ -116,7 +108,9 @@ def _linear(
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     scales = gl.allocate_shared_memory(gl.int32, [STAGES, TOKENS], plain)
     block, tile = gl.program_id(0), gl.program_id(1)
-    start = gl.program_id(2) * segment if SPLIT else 0
+    number = gl.program_id(2)
+    start = number * all_steps // SEGMENTS  # not a constant: Triton 3.6 fails on short known loops
+    steps = ((number + 1) * all_steps // SEGMENTS if SPLIT else all_steps) - start
 
     column = gl.arange(0, 128, gl.SliceLayout(0, copy))
     r = gl.arange(0, ROWS, gl.SliceLayout(1, copy))
@@ -161,20 +155,22 @@ def _linear(
         x_scale = scales.index(slot).load(gl.SliceLayout(0, thin))
         both = x_scale[None, :] + w_scale[:, None]
         # One group's product runs while the one before it is scaled.
-        first = _group(ws.index(slot), xs.index(slot), none, 0)
-        second = _group(ws.index(slot), xs.index(slot), none, 1)
+        w, x = ws.index(slot), xs.index(slot)
+        first = start_group(w, x, none, 0)
+        second = start_group(w, x, none, 1)
         first = warpgroup_mma_wait(1, [first])
         part = _scaled(part, first, both, 0)
-        third = _group(ws.index(slot), xs.index(slot), none, 2)
+        third = start_group(w, x, none, 2)
         second = warpgroup_mma_wait(1, [second])
         part = _scaled(part, second, both, 1)
-        fourth = _group(ws.index(slot), xs.index(slot), none, 3)
+        fourth = start_group(w, x, none, 3)
         third = warpgroup_mma_wait(1, [third])
         part = _scaled(part, third, both, 2)
         fourth = warpgroup_mma_wait(0, [fourth])
         part = _scaled(part, fourth, both, 3)
         if not SPLIT and SEGMENTS > 1:  # noqa: SIM102 - the outer test is a constant
-            if step % segment == segment - 1:
+            if step + 1 == (number + 1) * all_steps // SEGMENTS:
+                number += 1
                 total += part
                 part = none.reshape([ROWS // 16, 2, 8, TOKENS])
     if not SPLIT and SEGMENTS > 1:
@@ -187,20 +183,21 @@ def _linear(
     inside = (token < tokens)[None, :]
     value = gl.convert_layout(part.reshape([ROWS, TOKENS]), layout)
     if SPLIT and SEGMENTS > 1:
-        segment_part = part_ptr + gl.program_id(2) * (tokens.to(gl.int64) * OUT)
+        segment_part = part_ptr + number * (tokens.to(gl.int64) * OUT)
         gl.store(segment_part + at, value, inside)
     else:
         gl.store(out_ptr + at, value.to(gl.bfloat16), inside)
 
 
-@triton.jit(do_not_specialize=["size"])
-def _add(part_ptr, out_ptr, size, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["tokens"])
+def _add(part_ptr, out_ptr, tokens, OUT: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
     """out = bf16 of the sum of the segments, first to last."""
     gdc_wait()
     gdc_launch_dependents()
+    size = tokens * OUT  # a known multiple of 128, so that loads take 16 bytes
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for s in tl.static_range(SEGMENTS):
+    total = tl.load(part_ptr + at, at < size, 0.0) + 0.0  # as from zero: no negative zero
+    for s in tl.static_range(1, SEGMENTS):
         total += tl.load(part_ptr + s * size.to(tl.int64) + at, at < size, 0.0)
     tl.store(out_ptr + at, total.to(tl.bfloat16), at < size)
 
@@ -217,6 +214,9 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
     y = torch.empty((0 if sums else tokens, out), dtype=torch.bfloat16, device=device)
     if not tokens:
         return y
+    if tile.input_left:
+        input_left(x, weight.codes, weight.scale, parts if sums else y, tile, count)
+        return parts if sums else y
     grid = (out // tile.rows, triton.cdiv(tokens, tile.tokens), count if split else 1)
     _linear[grid](
         x.codes.view(torch.float8_e4m3fn), x.scale.view(torch.int32),
@@ -248,7 +248,7 @@ def summed(parts: Tensor) -> Tensor:
     count, tokens, out = parts.shape
     y = torch.empty((tokens, out), dtype=torch.bfloat16, device=parts.device)
     _add[(triton.cdiv(y.numel(), _ADD_COLUMNS),)](
-        parts, y, y.numel(), count, _ADD_COLUMNS, num_warps=4, launch_pdl=True
+        parts, y, tokens, out, count, _ADD_COLUMNS, num_warps=4, launch_pdl=True
     )
     return y
 

@@ -6,6 +6,7 @@ Source: `spec/model.md` 10.1; `spec/model-decisions.md` D51.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -31,14 +32,22 @@ class Drafts(NamedTuple):
     logits: Tensor
 
 
-def markov_draft(base: Tensor, hidden: Tensor, newest: Tensor, weights: MarkovWeights) -> Drafts:
-    """Greedy drafts of a block; ties to the lowest id.
+def markov_draft(
+    base: Tensor,
+    hidden: Tensor,
+    newest: Tensor,
+    weights: MarkovWeights,
+    choose: Callable[[Tensor, int], Tensor] | None = None,
+) -> Drafts:
+    """Drafts of a block, each after the one before it.
 
     Args:
         base: [requests, block, vocab] fp32, target head on the normalised last-stage hidden.
         hidden: [requests, block, d] the last-stage hidden *before* the norm.
         newest: [requests] int64, the newest sampled token.
         weights: Markov and confidence heads.
+        choose: from logits [requests, vocab] and the place in the block to tokens [requests]; None
+            takes the likeliest id, the lowest of equal ones.
     """
     previous = newest
     tokens: list[Tensor] = []
@@ -49,6 +58,6 @@ def markov_draft(base: Tensor, hidden: Tensor, newest: Tensor, weights: MarkovWe
         joined = torch.cat((hidden[:, i].to(torch.float32), embedded), dim=-1)
         confidence.append(matmul(joined, weights.confidence).squeeze(-1))
         logits.append(base[:, i] + matmul(embedded, weights.head))
-        previous = logits[-1].argmax(-1)
+        previous = logits[-1].argmax(-1) if choose is None else choose(logits[-1], i)
         tokens.append(previous)
     return Drafts(torch.stack(tokens, 1), torch.stack(confidence, 1), torch.stack(logits, 1))

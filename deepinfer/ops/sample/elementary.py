@@ -12,20 +12,20 @@ import math
 import torch
 from torch import Tensor
 
-_LOG2_E = 1 / math.log(2)
-_EXP2 = tuple(math.log(2) ** k / math.factorial(k) for k in range(14))  # Taylor, |x| <= 1/2
-_ATANH = tuple(2 / (2 * k + 1) for k in range(12))  # ln((1 + r) / (1 - r)) / r, in powers of r^2
-_LEAST = -700.0  # exp of less is taken as 0
+LOG2_E = 1 / math.log(2)
+EXP2 = tuple(math.log(2) ** k / math.factorial(k) for k in range(14))  # Taylor, |x| <= 1/2
+ATANH = tuple(2 / (2 * k + 1) for k in range(12))  # ln((1 + r) / (1 - r)) / r, in powers of r^2
+LEAST = -700.0  # exp of less is taken as 0
 MASS_BITS = 44
 MOST_VOCAB = 1 << 18  # so that sums of masses fit 63 bits
 
 
 def exp(x: Tensor) -> Tensor:
     """e^x for float64 x <= 0; relative error below 1e-15 down to -10, 1e-13 down to -700."""
-    y = x.clamp(min=_LEAST) * _LOG2_E
+    y = x.clamp(min=LEAST) * LOG2_E
     whole = y.round()
     power = ((whole.to(torch.int64) + 1023) << 52).view(torch.float64)  # 2^whole, exactly
-    return torch.where(x < _LEAST, 0.0, _polynomial(_EXP2, y - whole) * power)
+    return torch.where(x < LEAST, 0.0, _polynomial(EXP2, y - whole) * power)
 
 
 def log(x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def log(x: Tensor) -> Tensor:
     mantissa = torch.where(small, mantissa * 2, mantissa)
     power = power.to(torch.float64) - small.to(torch.float64)
     r = (mantissa - 1) / (mantissa + 1)
-    value = power * math.log(2) + r * _polynomial(_ATANH, r * r)
+    value = power * math.log(2) + r * _polynomial(ATANH, r * r)
     return torch.where(x > 0, value, -math.inf)
 
 

@@ -81,7 +81,7 @@ def sample(
         )
         for i in range(0, max(1, len(rows)), size)
     ]
-    return parts[0] if len(parts) == 1 else _joined(parts)
+    return parts[0] if len(parts) == 1 else joined(parts)
 
 
 def _sample_some(
@@ -114,22 +114,41 @@ def _sample_some(
     logprobs = None
     if state.uses.logprobs >= 0:
         wanted = state.logprobs[rows].masked_fill(flags > 0, NO_LOGPROBS)
-        logprobs = limited(_report(logits, law, chosen, state, rows), wanted)
+        logprobs = reported(logits, law, chosen, state, rows, wanted)
     if keep_law and law is not None:
         law = torch.where(forced.unsqueeze(1) >= 0, certain(forced.clamp(min=0), law), law)
     return Sampled(chosen, flags, logprobs, law if keep_law else None)
 
 
-def _report(
-    logits: Tensor, law: Tensor | None, chosen: Tensor, state: SamplerState, rows: Tensor
+def reported(
+    logits: Tensor,
+    law: Tensor | None,
+    chosen: Tensor,
+    state: SamplerState,
+    rows: Tensor,
+    wanted: Tensor,
 ) -> RowLogprobs:
+    """Log-probabilities of what was chosen and of the likeliest ids.
+
+    Args:
+        logits: [n, vocab] fp32, raw.
+        law: as in `Sampled`, for the rows that report it; None if none does.
+        chosen: [n] int64.
+        state: sampling values of all rows.
+        rows: [n] int64.
+        wanted: [n] int64, entries of each row, NO_LOGPROBS = not even the chosen one's.
+    """
     values = raw_logprobs(logits)
     if law is not None:
         values = torch.where(state.processed[rows].unsqueeze(1), raw_logprobs(law), values)
-    return top_logprobs(values, chosen, min(state.uses.logprobs, values.shape[1]))
+    found = top_logprobs(values, chosen, min(state.uses.logprobs, values.shape[1]))
+    return limited(found, wanted)
 
 
-def _joined(parts: list[Sampled]) -> Sampled:
+def joined(parts: list[Sampled]) -> Sampled:
+    """One result of the results of neighbouring rows."""
+    if len(parts) == 1:
+        return parts[0]
     logprobs = law = None
     if parts[0].logprobs is not None:
         columns = zip(*(part.logprobs for part in parts if part.logprobs is not None), strict=True)

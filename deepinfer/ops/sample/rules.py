@@ -57,12 +57,17 @@ def unpack(masks: Tensor, vocab: int) -> Tensor:
     Raises:
         ValueError: the words do not fit the vocabulary.
     """
+    check_masks(masks, vocab)
+    bits = torch.arange(_WORD_BITS, dtype=torch.int32, device=masks.device)
+    return ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, :vocab].bool()
+
+
+def check_masks(masks: Tensor, vocab: int) -> None:
+    """Raise ValueError if packed masks [n, words] do not fit the vocabulary."""
     if masks.dtype != torch.int32 or masks.shape[1] != -(-vocab // _WORD_BITS):
         raise ValueError(
             f"masks {masks.dtype} {tuple(masks.shape)}: use int32 words, one for 32 of {vocab} ids"
         )
-    bits = torch.arange(_WORD_BITS, dtype=torch.int32, device=masks.device)
-    return ((masks.unsqueeze(-1) >> bits) & 1).flatten(1)[:, :vocab].bool()
 
 
 def forced_ids(state: SamplerState, rows: Tensor, positions: Tensor) -> Tensor:

@@ -1,13 +1,19 @@
-"""Sparse attention in Triton: one program a token and 64 heads, blocks of 64 slots in list order.
+"""Sparse attention in Triton, two launches: weights of the keys, then the weighted sum of values.
 
-Keys are gathered and decoded where they lie (window ring, this step's records, pages) and serve as
-values too. Products run in bf16 with fp32 sums; the running maximum moves as in the reference.
-A second launch rotates the output back. Knows nothing of how entries were selected.
+A program of the first launch takes one token and 64 slots of its key list; it writes the softmax
+numerators in bf16, with their sum and the power of two that they are relative to. A program of the
+second takes one token and some channels of all its slots, so no partial outputs are ever stored.
+Powers of two rescale bf16 numerators exactly, and every sum runs in list order: tiles of the second
+launch change no bits. Records are decoded where they lie. Knows nothing of how entries were
+selected.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,125 +24,198 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer.arch import Records
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.rotation import Rotation
-from deepinfer.ops.sparse_attention.reference import BLOCK
 from deepinfer.ops.triton_rows import fp4_value, turned
 
+SLOTS = 64  # slots of one numerator group; a row's bits depend on it
 _HEADS = 64  # most heads a program; fewer are padded, as the matrix unit takes 64 rows
-_ROTATE_HEADS = 4
-_WARPS = 8
+_LOG2_E = 1 / math.log(2)
+_START: tl.constexpr = tl.constexpr(-1e30)  # finite, so that rows without a visible key give zero
+
+
+class Tiles(NamedTuple):
+    """Shapes of the programs; none of them changes bits.
+
+    step: channels that the first launch multiplies at a time; stages: of its loop. channels: of a
+    program of the second launch; sum_warps, sum_stages: its warps and the stages of its loop.
+    """
+
+    step: int
+    stages: int
+    channels: int
+    sum_warps: int
+    sum_stages: int
+
+
+def choose(tokens: int) -> Tiles:
+    """Many narrow programs for few tokens, wide ones for many."""
+    return Tiles(128, 3, 64, 4, 3) if tokens <= 16 else Tiles(128, 3, 128, 4, 3)
 
 
 @triton.jit
-def _window_keys(near_ptr, far_ptr, fresh, used, WIDTH: tl.constexpr, KIND: tl.constexpr):
-    """Decoded FP8 records [slots, WIDTH]: `near_ptr` where fresh, else `far_ptr`."""
-    slots: tl.constexpr = near_ptr.shape[0]
-    column = tl.arange(0, WIDTH)[None, :]
-    group = WIDTH + tl.arange(0, WIDTH // 32)[None, :]
-    new, old = (used & fresh)[:, None], (used & (fresh == 0))[:, None]
-    near, far = near_ptr[:, None], far_ptr[:, None]
-    code = tl.load(near + column, new, 0) | tl.load(far + column, old, 0)
-    byte = tl.load(near + group, new, 0) | tl.load(far + group, old, 0)
+def _fp8_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+    """Channels low... of FP8 records [slots, STEP]; zero where not used."""
+    slots: tl.constexpr = at.shape[0]
+    here = used[:, None]
+    code = tl.load(at[:, None] + low + tl.arange(0, STEP)[None, :], here, 0)
+    group = WIDTH + low // 32 + tl.arange(0, STEP // 32)[None, :]
+    byte = tl.load(at[:, None] + group, here, 0)
     size = (byte.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    value = tl.reshape(value, (slots, WIDTH // 32, 32)) * size[:, :, None]
-    return tl.reshape(value.to(KIND), (slots, WIDTH))
+    value = tl.reshape(value, (slots, STEP // 32, 32)) * size[:, :, None]
+    return tl.reshape(value.to(KIND), (slots, STEP))
 
 
 @triton.jit
-def _latent_keys(entry_ptr, used, WIDTH: tl.constexpr, KIND: tl.constexpr):
-    """Decoded FP4 entries [slots, WIDTH], one E4M3 scale for 16 channels."""
-    slots: tl.constexpr = entry_ptr.shape[0]
-    half: tl.constexpr = WIDTH // 2
+def _fp4_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+    """Channels low... of FP4 entries [slots, STEP], one E4M3 scale for 16 channels."""
+    slots: tl.constexpr = at.shape[0]
+    half: tl.constexpr = STEP // 2
     here = used[:, None]
-    code = tl.load(entry_ptr[:, None] + tl.arange(0, half)[None, :], here, 0).to(tl.int32)
-    group = half + tl.arange(0, WIDTH // 16)[None, :]
-    size = tl.load(entry_ptr[:, None] + group, here, 0).to(tl.float8e4nv, bitcast=True)
+    code = tl.load(at[:, None] + low // 2 + tl.arange(0, half)[None, :], here, 0).to(tl.int32)
+    group = WIDTH // 2 + low // 16 + tl.arange(0, STEP // 16)[None, :]
+    size = tl.load(at[:, None] + group, here, 0).to(tl.float8e4nv, bitcast=True)
     size = size.to(tl.float32)[:, :, None]
-    code = tl.reshape(code, (slots, WIDTH // 16, 8))
-    low = tl.reshape((fp4_value(code & 15) * size).to(KIND), (slots, half))
-    high = tl.reshape((fp4_value(code >> 4) * size).to(KIND), (slots, half))
-    return tl.interleave(low, high)
+    code = tl.reshape(code, (slots, STEP // 16, 8))
+    even = tl.reshape((fp4_value(code & 15) * size).to(KIND), (slots, half))
+    odd = tl.reshape((fp4_value(code >> 4) * size).to(KIND), (slots, half))
+    return tl.interleave(even, odd)
 
 
 @triton.jit
-def _attend(q, key, used, high, total, out, scale):
-    """Take one block of slots into the running sums."""
-    score = tl.dot(q, tl.trans(key)) * scale
-    score = tl.where(used[None, :], score, float("-inf"))
-    higher = tl.maximum(high, tl.max(score, 1))
-    shrink = tl.exp(high - higher)
-    share = tl.exp(score - higher[:, None])
-    total = total * shrink + tl.sum(share, 1)
-    out = tl.dot(share.to(q.dtype), key, out * shrink[:, None])
-    return higher, total, out
+def _recent(
+    record_ptr, ring_ptr, position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, ring_slot,
+    token, slot,
+    WIDTH: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr,
+):  # fmt: skip
+    """Addresses of the window records in `slot`s of the key list, and which of them are used."""
+    position, start = tl.load(position_ptr + token), tl.load(start_ptr + token)
+    first = tl.maximum(tl.maximum(tl.load(lower_ptr + token), position - WINDOW + 1), 0)
+    ring_ptr += tl.load(slot_ptr + tl.load(row_ptr + token)) * ring_slot
+    wanted = first + slot
+    record: tl.constexpr = WIDTH + WIDTH // 32
+    near = record_ptr + (token - position + wanted) * record
+    far = ring_ptr + wanted % RING * record
+    return tl.where(wanted >= start, near, far), (wanted <= position) & (slot < WINDOW)
 
 
-@triton.jit(do_not_specialize=["scale", "ring_slot", "page_size", "table_width"])
-def _attention(
-    q_ptr, record_ptr, ring_ptr, ids_ptr, latent_ptr, sink_ptr, out_ptr,
+@triton.jit
+def _selected(
+    ids_ptr, latent_ptr, row_ptr, table_ptr, page_size, table_width, token, slot,
+    WIDTH: tl.constexpr, IDS: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Addresses of the entries in `slot`s of the selection, and which of them are used."""
+    chosen = tl.load(ids_ptr + token * IDS + slot, slot < IDS, -1)
+    used = chosen >= 0
+    table_ptr += tl.load(row_ptr + token) * table_width
+    page = tl.load(table_ptr + chosen // ENTRIES, used, 0)
+    return latent_ptr + page * page_size + chosen % ENTRIES * (WIDTH // 2 + WIDTH // 16), used
+
+
+@triton.jit(do_not_specialize=["scale", "table_width"])
+def _weigh(
+    q_ptr, record_ptr, ring_ptr, ids_ptr, latent_ptr, share_ptr, high_ptr, total_ptr,
     position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, table_ptr,
     scale, ring_slot, page_size, table_width,
     HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
     RING: tl.constexpr, IDS: tl.constexpr, ENTRIES: tl.constexpr, SLOTS: tl.constexpr,
+    RECENT: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Numerators of SLOTS slots: exp2(score - high), high the next integer above the largest."""
     gdc_wait()
     gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
+    token, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
     head = tl.program_id(1) * PADDED + tl.arange(0, PADDED)
-    at = (token * HEADS + head)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    q = tl.load(q_ptr + at, (head < HEADS)[:, None], 0.0)
-    position, row = tl.load(position_ptr + token), tl.load(row_ptr + token)
-    start = tl.load(start_ptr + token)
-    first = tl.maximum(tl.maximum(tl.load(lower_ptr + token), position - WINDOW + 1), 0)
-    ring_ptr += tl.load(slot_ptr + row) * ring_slot
-    table_ptr += row * table_width
-    high = tl.full([PADDED], -1e30, tl.float32)
-    total = tl.zeros([PADDED], tl.float32)
-    out = tl.zeros([PADDED, WIDTH], tl.float32)
-    record: tl.constexpr = WIDTH + WIDTH // 32
-    for low in range(0, WINDOW, SLOTS):
-        wanted = first + low + tl.arange(0, SLOTS)
-        used = wanted <= position
-        near = record_ptr + (token - position + wanted) * record
-        far = ring_ptr + wanted % RING * record
-        key = _window_keys(near, far, wanted >= start, used, WIDTH, q.dtype)
-        high, total, out = _attend(q, key, used, high, total, out, scale)
-    if IDS > 0:
-        for low in range(0, IDS, SLOTS):
-            slot = low + tl.arange(0, SLOTS)
-            chosen = tl.load(ids_ptr + token * IDS + slot, slot < IDS, -1)
-            used = chosen >= 0
-            page = tl.load(table_ptr + chosen // ENTRIES, used, 0)
-            entry = latent_ptr + page * page_size + chosen % ENTRIES * (WIDTH // 2 + WIDTH // 16)
-            key = _latent_keys(entry, used, WIDTH, q.dtype)
-            high, total, out = _attend(q, key, used, high, total, out, scale)
-    total += tl.exp(tl.load(sink_ptr + head, head < HEADS, 0.0) - high)
-    out = out / total[:, None]
-    tl.store(out_ptr + at, out.to(q.dtype), (head < HEADS)[:, None])
+    there, slot = head < HEADS, tl.arange(0, SLOTS)
+    q_ptr += (token * HEADS + head)[:, None] * WIDTH + tl.arange(0, STEP)[None, :]
+    score = tl.zeros([PADDED, SLOTS], tl.float32)
+    if part < RECENT:
+        at, used = _recent(
+            record_ptr, ring_ptr, position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, ring_slot,
+            token, part * SLOTS + slot, WIDTH, WINDOW, RING,
+        )  # fmt: skip
+        for low in tl.range(0, WIDTH, STEP, num_stages=STAGES):
+            q = tl.load(q_ptr + low, there[:, None], 0.0)
+            key = _fp8_keys(at, used, low, STEP, WIDTH, q.dtype)
+            score = tl.dot(q, tl.trans(key), score)
+    else:
+        at, used = _selected(
+            ids_ptr, latent_ptr, row_ptr, table_ptr, page_size, table_width,
+            token, (part - RECENT) * SLOTS + slot, WIDTH, IDS, ENTRIES,
+        )  # fmt: skip
+        for low in tl.range(0, WIDTH, STEP, num_stages=STAGES):
+            q = tl.load(q_ptr + low, there[:, None], 0.0)
+            key = _fp4_keys(at, used, low, STEP, WIDTH, q.dtype)
+            score = tl.dot(q, tl.trans(key), score)
+    score = tl.where(used[None, :], score * scale, float("-inf"))
+    high = tl.ceil(tl.maximum(tl.max(score, 1), _START))
+    share = tl.exp2(score - high[:, None])
+    kept = (token * PARTS + part) * HEADS + head
+    tl.store(high_ptr + kept, high, there)
+    tl.store(total_ptr + kept, tl.sum(share, 1), there)
+    at = (token * HEADS + head)[:, None] * (PARTS * SLOTS) + part * SLOTS + slot[None, :]
+    tl.store(share_ptr + at, share.to(share_ptr.dtype.element_ty), there[:, None])
 
 
 @triton.jit
-def _turn_back(
-    out_ptr, cos_ptr, sin_ptr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+def _relative(share_ptr, high_ptr, part, there, high, HEADS: tl.constexpr, SLOTS: tl.constexpr):
+    """Numerators of a part relative to the highest of all parts; exact, a power of two apart."""
+    share = tl.load(share_ptr + part * SLOTS, there[:, None], 0.0)
+    own = tl.load(high_ptr + part * HEADS, there, _START)
+    return (share.to(tl.float32) * tl.exp2(own - high)[:, None]).to(share.dtype)
+
+
+@triton.jit(do_not_specialize=["table_width"])
+def _sum(
+    share_ptr, high_ptr, total_ptr, record_ptr, ring_ptr, ids_ptr, latent_ptr, sink_ptr, out_ptr,
+    cos_ptr, sin_ptr, position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, table_ptr,
+    ring_slot, page_size, table_width,
+    HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
+    RING: tl.constexpr, IDS: tl.constexpr, ENTRIES: tl.constexpr, SLOTS: tl.constexpr,
+    RECENT: tl.constexpr, PARTS: tl.constexpr, ROTATED: tl.constexpr, LOG2_E: tl.constexpr,
+    CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the last 2 * ROTATED channels of some heads by the negative angle, in place."""
+    """CHANNELS channels of the attention of one token, rotated back."""
     gdc_wait()
     gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    channel = WIDTH - 2 * ROTATED + tl.arange(0, 2 * ROTATED)
-    at = out_ptr + (token * HEADS + head)[:, None] * WIDTH + channel[None, :]
-    here = (head < HEADS)[:, None]
-    both = tl.load(at, here, 0.0)
-    pairs = tl.reshape(both.to(tl.float32), (BLOCK_HEADS, ROTATED, 2))
-    even, odd = tl.split(pairs)
-    pair = tl.arange(0, ROTATED)[None, :]
-    cos_ptr += token * ROTATED
-    sin_ptr += token * ROTATED
+    token = (tl.program_id(0) // (WIDTH // CHANNELS)).to(tl.int64)
+    low = tl.program_id(0) % (WIDTH // CHANNELS) * CHANNELS
+    head = tl.program_id(1) * PADDED + tl.arange(0, PADDED)
+    there, slot = head < HEADS, tl.arange(0, SLOTS)
+    high_ptr += token * PARTS * HEADS + head
+    total_ptr += token * PARTS * HEADS + head
+    share_ptr += (token * HEADS + head)[:, None] * (PARTS * SLOTS) + slot[None, :]
+    high = tl.full([PADDED], _START, tl.float32)
+    for part in tl.static_range(PARTS):
+        high = tl.maximum(high, tl.load(high_ptr + part * HEADS, there, _START))
+    total = tl.exp2(tl.load(sink_ptr + head, there, 0.0) * LOG2_E - high)
+    for part in tl.static_range(PARTS):
+        own = tl.load(high_ptr + part * HEADS, there, _START)
+        total += tl.load(total_ptr + part * HEADS, there, 0.0) * tl.exp2(own - high)
+    out = tl.zeros([PADDED, CHANNELS], tl.float32)
+    for part in tl.range(0, RECENT, num_stages=STAGES):
+        share = _relative(share_ptr, high_ptr, part, there, high, HEADS, SLOTS)
+        at, used = _recent(
+            record_ptr, ring_ptr, position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, ring_slot,
+            token, part * SLOTS + slot, WIDTH, WINDOW, RING,
+        )  # fmt: skip
+        out = tl.dot(share, _fp8_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
+    for part in tl.range(RECENT, PARTS, num_stages=STAGES):
+        share = _relative(share_ptr, high_ptr, part, there, high, HEADS, SLOTS)
+        at, used = _selected(
+            ids_ptr, latent_ptr, row_ptr, table_ptr, page_size, table_width,
+            token, (part - RECENT) * SLOTS + slot, WIDTH, IDS, ENTRIES,
+        )  # fmt: skip
+        out = tl.dot(share, _fp4_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
+    out = (out / total[:, None]).to(out_ptr.dtype.element_ty).to(tl.float32)
+    even, odd = tl.split(tl.reshape(out, (PADDED, CHANNELS // 2, 2)))
+    pair = (low // 2 + tl.arange(0, CHANNELS // 2))[None, :]
     # Rotating (odd, even) forwards is rotating (even, odd) backwards with the places changed.
-    odd, even = turned(odd, even, cos_ptr, sin_ptr, pair, 0)
-    tl.store(at, tl.interleave(even, odd).to(both.dtype), here)
+    odd, even = turned(
+        odd, even, cos_ptr + token * ROTATED, sin_ptr + token * ROTATED, pair, WIDTH // 2 - ROTATED
+    )
+    at = (token * HEADS + head)[:, None] * WIDTH + low + tl.arange(0, CHANNELS)[None, :]
+    out = tl.interleave(even, odd).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, out, there[:, None])
 
 
 def sparse_attention(
@@ -160,6 +239,28 @@ def sparse_attention(
     """
     if layout.window.format == "fp32":
         raise ValueError("sparse_attention: the kernel takes quantised records; use reference")
+    return tiled(
+        q, records, ring, ids, pages, sink, batch, by,
+        window=window, scale=scale, layout=layout, tiles=choose(len(q)),
+    )  # fmt: skip
+
+
+def tiled(
+    q: Tensor,
+    records: Tensor,
+    ring: Tensor,
+    ids: Tensor | None,
+    pages: PageViews | None,
+    sink: Tensor,
+    batch: Batch,
+    by: Rotation,
+    *,
+    window: int,
+    scale: float,
+    layout: Records,
+    tiles: Tiles,
+) -> Tensor:
+    """`sparse_attention` with programs of given shapes."""
     tokens, heads, width = q.shape
     count = 0 if ids is None else ids.shape[1]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -169,17 +270,30 @@ def sparse_attention(
     assert ring.stride(1) == layout.window.bytes, "ring rows lie side by side"
     assert pages is None or latents.stride(1) == layout.latent.bytes, "entries lie side by side"
     padded = min(_HEADS, max(16, triton.next_power_of_2(heads)))
-    _attention[(tokens, triton.cdiv(heads, padded))](
-        q.contiguous(), records, ring, records if ids is None else ids.contiguous(), latents,
-        sink, out, batch.positions, batch.rows, batch.starts, batch.lower, batch.slots,
-        batch.page_table, scale, ring.stride(0), latents.stride(0), batch.page_table.stride(0),
-        heads, padded, width, window, ring.shape[1], count, 1 if pages is None else pages.entries,
-        BLOCK,
-        num_warps=_WARPS, num_stages=1, launch_pdl=True,
+    blocks, recent = triton.cdiv(heads, padded), triton.cdiv(window, SLOTS)
+    parts = recent + triton.cdiv(count, SLOTS)
+    share = q.new_empty((tokens, heads, parts * SLOTS))
+    high = torch.empty((tokens, parts, heads), dtype=torch.float32, device=q.device)
+    total = torch.empty_like(high)
+    chosen = batch.positions if ids is None else ids.contiguous()  # any integers where none count
+    places = (
+        *(batch.positions, batch.rows, batch.starts, batch.lower, batch.slots, batch.page_table),
+    )
+    strides = ring.stride(0), latents.stride(0), batch.page_table.stride(0)
+    sizes = (
+        *(heads, padded, width, window, ring.shape[1], count),
+        *(1 if pages is None else pages.entries, SLOTS, recent, parts),
+    )
+    _weigh[(tokens * parts, blocks)](
+        q.contiguous(), records, ring, chosen, latents, share, high, total, *places,
+        scale * _LOG2_E, *strides, *sizes, min(tiles.step, width), tiles.stages,
+        num_warps=4, launch_pdl=True,
     )  # fmt: skip
-    _turn_back[(tokens, triton.cdiv(heads, _ROTATE_HEADS))](
-        out, by.cos, by.sin, heads, width, by.cos.shape[1], _ROTATE_HEADS,
-        num_warps=4, enable_fp_fusion=False, launch_pdl=True,
+    channels = min(tiles.channels, width)
+    _sum[(tokens * (width // channels), blocks)](
+        share, high, total, records, ring, chosen, latents, sink, out, by.cos, by.sin, *places,
+        *strides, *sizes, by.cos.shape[1], _LOG2_E, channels, tiles.sum_stages,
+        num_warps=tiles.sum_warps, enable_fp_fusion=False, launch_pdl=True,
     )  # fmt: skip
     return out
 

@@ -1,6 +1,7 @@
-"""Which drafts a request keeps; see reference.py and by_ratio.py for the two rules."""
+"""Which drafts a request keeps; see reference.py, by_ratio.py and by_block.py for the rules."""
 
 from deepinfer.ops.registry import Op
+from deepinfer.ops.verify.by_block import block
 from deepinfer.ops.verify.by_ratio import allocate_draft_laws, ratio, ratio_bytes
 from deepinfer.ops.verify.ending import cut_at_end
 from deepinfer.ops.verify.reference import Verified
@@ -11,6 +12,7 @@ verify = Op(_reference)
 __all__ = [
     "Verified",
     "allocate_draft_laws",
+    "block",
     "cut_at_end",
     "ratio",
     "ratio_bytes",

@@ -78,10 +78,10 @@ def ratio(
     p = probabilities(law[:, :cap])
     q = probabilities(torch.where(there.unsqueeze(-1), draft_law, 0.0))
     index = drafts.clamp(min=0).unsqueeze(-1)
-    u = torch.stack([_uniform(_later(key, i)) for i in range(cap)], dim=1) if cap else p[..., 0]
+    u = torch.stack([uniform(later(key, i)) for i in range(cap)], dim=1) if cap else p[..., 0]
     passed = u * q.gather(2, index).squeeze(-1) < p.gather(2, index).squeeze(-1)
     right = there & (chosen[:, :-1] >= 0) & passed
-    redrawn = [_residual_draw(p[:, i], q[:, i], _later(key, i)) for i in range(cap)]
+    redrawn = [residual_draw(p[:, i], q[:, i], p[:, i], later(key, i)) for i in range(cap)]
     rejected = there & (chosen[:, :-1] >= 0) & ~passed
     instead = torch.stack(redrawn, dim=1) if cap else drafts
     # Accepted columns hold their draft, the rejected one its replacement, others `sample`'s token.
@@ -89,26 +89,29 @@ def ratio(
     return keep_prefix(right, torch.cat((result, chosen[:, -1:]), dim=1), flags)
 
 
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """What p has more than q, not normalised; p itself where that is nothing.
+def residual(p: Tensor, q: Tensor, otherwise: Tensor) -> Tensor:
+    """What p has more than q, not normalised; `otherwise` where that is nothing.
 
     All are float64 [*, vocab].
     """
     more = (p - q).clamp(min=0.0)
-    return torch.where((more > 0).any(-1, keepdim=True), more, p)
+    return torch.where((more > 0).any(-1, keepdim=True), more, otherwise)
 
 
-def _residual_draw(p: Tensor, q: Tensor, key: NoiseKey) -> Tensor:
-    rest = residual(p, q)
+def residual_draw(p: Tensor, q: Tensor, otherwise: Tensor, key: NoiseKey) -> Tensor:
+    """A token of the law of `residual`, [n] int64, by noise of purpose RESIDUAL."""
+    rest = residual(p, q, otherwise)
     scaled = log(rest / rest.amax(-1, keepdim=True))
     return gumbel_argmax(scaled.to(torch.float32), key, Purpose.RESIDUAL)
 
 
-def _uniform(key: NoiseKey) -> Tensor:
+def uniform(key: NoiseKey) -> Tensor:
+    """[n] float64 in (0, 1), of purpose ACCEPT."""
     return (words(key, Purpose.ACCEPT, vocab=1).squeeze(1) | 1).to(torch.float64) * math.ldexp(
         1.0, -32
     )
 
 
-def _later(key: NoiseKey, columns: int) -> NoiseKey:
+def later(key: NoiseKey, columns: int) -> NoiseKey:
+    """The key so many columns later."""
     return key._replace(position=key.position + columns)

@@ -1,0 +1,127 @@
+"""Suites of attention, the indexer's choice and sampling, at decoding and prefill sizes.
+
+Decoding: requests of one token each behind 8,191 others; prefill: one slice of a request. Knows
+nothing of marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deepinfer.bench.measure import Ceilings, Record, graph_us
+from deepinfer.bench.slices import slice_arch
+from deepinfer.ops.batch import Batch
+from deepinfer.ops.cases import Case, Maker
+from deepinfer.ops.index_select import cases as index_cases
+from deepinfer.ops.index_select import triton as index_select
+from deepinfer.ops.sample import SamplerTable, sample
+from deepinfer.ops.sample import triton as sampling
+from deepinfer.ops.sample.cases import admitted
+from deepinfer.ops.sparse_attention import cases as attention_cases
+from deepinfer.ops.sparse_attention import triton as attention
+from deepinfer.ops.triton_best import best
+from deepinfer.step import RowSampling
+
+CONTEXT, HEADS, WIDTH, SLOTS = 8192, 64, 512, 640
+Records = Iterator[tuple[Record, bool]]
+
+# Other shapes of programs worth a try, by tokens.
+TILES = {
+    8: ((128, 2, 64, 4, 2), (128, 4, 64, 4, 4), (512, 1, 64, 4, 3), (128, 3, 128, 4, 3)),
+    64: ((128, 2, 128, 4, 2), (64, 4, 64, 4, 3), (128, 2, 128, 8, 3), (128, 2, 256, 8, 3)),
+    1024: ((128, 2, 256, 8, 2), (128, 2, 256, 8, 3), (128, 2, 128, 4, 2)),
+    4096: ((128, 2, 256, 8, 2), (64, 3, 256, 8, 3), (128, 2, 128, 4, 2), (128, 2, 512, 8, 2)),
+}
+SAMPLINGS = {
+    "greedy": RowSampling(temperature=0.0),
+    "plain": RowSampling(),
+    "top-p": RowSampling(temperature=0.6, top_p=0.95),
+    "top-k and top-p": RowSampling(top_k=20, top_p=0.9),
+    "penalties": RowSampling(presence_penalty=0.5, frequency_penalty=0.2),
+    "log-probabilities": RowSampling(temperature=0.0, logprobs=5),
+}
+
+
+def _batch(make: Maker, tokens: int) -> Batch:
+    if tokens <= 64:
+        return make.batch([(CONTEXT - 1, 1)] * tokens)
+    return make.batch([(CONTEXT - tokens, tokens)])
+
+
+def _floor(nbytes: float, flop: float, top: Ceilings) -> tuple[float, str]:
+    """Microseconds at the ceilings, and which of them bounds."""
+    read, product = nbytes / top.read * 1e6, flop / top.matmul * 1e6
+    return (read, "bytes read") if read > product else (product, "bf16 matmul")
+
+
+def bench_attention(device: torch.device, top: Ceilings, sweep: bool) -> Records:
+    """Sparse attention and index scores; `sweep` also times other tiles."""
+    make = Maker(slice_arch("ep64"), device=device)
+    pool = torch.randn(65536, WIDTH, device=device).to(torch.bfloat16)
+    keys = 128 * make.records.window.bytes + 512 * make.records.latent.bytes
+    for tokens, trials in TILES.items():
+        batch = _batch(make, tokens)
+        given = attention_cases.case(make, batch, ratio=1)
+        # Neighbours in a slice share their records; requests share none.
+        stored = keys * tokens if tokens <= 64 else CONTEXT * make.records.latent.bytes
+        nbytes = stored + tokens * 2 * HEADS * WIDTH * 2
+        floor = _floor(nbytes, 4.0 * tokens * HEADS * SLOTS * WIDTH, top)
+        chosen = torch.randint(0, len(pool), (tokens, SLOTS), device=device)
+        peer = _timed(partial(_attended, given["q"], pool, chosen)) if tokens <= 1024 else None
+        ours, spread = graph_us([partial(attention.sparse_attention, **given)])
+        name = f"sparse_attention T={tokens}"
+        yield Record(name, "", ours, *floor, spread, peer, "torch gather, bf16"), False
+        for trial in trials if sweep else ():
+            tiles = attention.Tiles(*trial)
+            ours, spread = graph_us([partial(attention.tiled, **given, tiles=tiles)])
+            yield Record(name, str(trial), ours, *floor, spread, note=str(trial)), True
+        if tokens <= 64:
+            yield from _index(make, batch, top)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    return graph_us([call])[0]
+
+
+def _attended(q: Tensor, pool: Tensor, chosen: Tensor) -> Tensor:
+    keys = pool[chosen]
+    return torch.softmax((q @ keys.mT) * WIDTH**-0.5, -1) @ keys
+
+
+def _index(make: Maker, batch: Batch, top: Ceilings) -> Records:
+    given: Case = index_cases.case(make, batch, ratio=1)
+    tokens, pages, record = len(batch.positions), given["pages"], given["record"]
+    call = partial(index_select.scores, given["queries"], batch, pages, slice(None), record)
+    floor = _floor(tokens * CONTEXT * record.bytes, 0.0, top)
+    ours, spread = graph_us([call])
+    yield Record(f"index scores {CONTEXT} T={tokens}", "", ours, *floor, spread), False
+    values = torch.randn(tokens, CONTEXT, device=batch.positions.device)
+    choose = partial(best, values, 512)
+    floor = _floor(values.nbytes, 0.0, top)
+    peer = _timed(partial(torch.topk, values, 512, sorted=False))
+    ours, spread = graph_us([choose])
+    name = f"top 512 of {CONTEXT} T={tokens}"
+    yield Record(name, "", ours, *floor, spread, peer, "torch.topk"), False
+
+
+def bench_sampling(device: torch.device, top: Ceilings, _sweep: bool) -> Records:
+    """Sampling 8 and 64 rows of one kind; the peer is the reference, which sorts."""
+    vocab = slice_arch("ep64").vocab_size
+    for rows in (8, 64):
+        logits = torch.randn(rows, vocab, device=device) * 3
+        at = torch.arange(1, rows + 1, device=device)
+        tokens = torch.randint(0, vocab, (rows + 1, 1024), device=device)
+        floor = _floor(logits.nbytes, 0.0, top)
+        for kind, wish in SAMPLINGS.items():
+            table = SamplerTable(rows + 1, device)
+            for row in range(1, rows + 1):
+                table.admit(admitted(row, 3, wish))
+            given = (logits, table.state, at, at + 500, tokens)
+            ours, spread = graph_us([partial(sampling.sample, *given)])
+            peer = _timed(partial(sample.reference, *given))
+            name = f"sample {kind} T={rows}"
+            yield Record(name, "", ours, *floor, spread, peer, "reference"), False

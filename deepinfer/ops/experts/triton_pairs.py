@@ -1,0 +1,103 @@
+"""What surrounds the products of the routed experts: sorting of pairs, and the sum of their rows.
+
+Every place follows from the ids alone, so that nothing depends on which program is faster. Knows
+nothing of weights.
+"""
+# Triton is optional and untyped: a checker may not find it.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _histogram(idx_ptr, first, last, EXPERTS: tl.constexpr, BINS: tl.constexpr):
+    """How often each expert occurs among entries [first, last); the last bin takes no expert."""
+    count = tl.zeros([BINS], tl.int32)
+    for at in range(first, last, 1024):
+        entry = at + tl.arange(0, 1024)
+        expert = tl.load(idx_ptr + entry, entry < last, -1).to(tl.int32)
+        count += tl.histogram(tl.where((expert < 0) | (expert >= EXPERTS), BINS - 1, expert), BINS)
+    return count
+
+
+@triton.jit(do_not_specialize=["entries", "sorters", "tiles"])
+def prepare(
+    codes_ptr, scale_ptr, x_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr, rows_ptr,
+    entries, sorters, tiles,
+    K: tl.constexpr, EXPERTS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr,
+):  # fmt: skip
+    """Programs below `sorters` place pairs and name tiles; the others decode the input to bf16.
+
+    Tiles go to the experts that have pairs, or with OWN one to each expert.
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+    program = tl.program_id(0)
+    if program >= sorters:
+        blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+        token = ((program - sorters) // blocks).to(tl.int64)
+        column = (program - sorters) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+        code = tl.load(codes_ptr + token * K + column, column < K, 0)
+        byte = tl.load(scale_ptr + token * (K // 32) + column // 32, column < K, 127)
+        size = ((byte.to(tl.int32)) << 23).to(tl.float32, bitcast=True)
+        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * size
+        tl.store(x_ptr + token * K + column, value.to(tl.bfloat16), column < K)
+        return
+    start = program * BLOCK
+    bins = tl.arange(0, BINS)
+    before = _histogram(idx_ptr, 0, tl.minimum(start, entries), EXPERTS, BINS)
+    count = before + _histogram(idx_ptr, tl.minimum(start, entries), entries, EXPERTS, BINS)
+    count = tl.where(bins < EXPERTS, count, 0)
+    offset = tl.cumsum(count) - count
+
+    entry = start + tl.arange(0, BLOCK)
+    expert = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
+    here = (expert >= 0) & (expert < EXPERTS)
+    again = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
+    local = tl.arange(0, BLOCK)
+    earlier = (again[None, :] == expert[:, None]) & (local[None, :] < local[:, None])
+    base = tl.sum(tl.where(bins[None, :] == expert[:, None], (offset + before)[None, :], 0), 1)
+    place = base + tl.sum(earlier.to(tl.int32), 1)
+    tl.store(place_ptr + entry, tl.where(here, place, -1), entry < entries)
+    tl.store(order_ptr + place, entry, here)
+
+    if OWN:
+        needed = (bins < EXPERTS).to(tl.int32)
+    else:
+        needed = (count + WIDTH - 1) // WIDTH
+    end = tl.cumsum(needed)
+    mine = (end[None, :] > entry[:, None]) & ((end - needed)[None, :] <= entry[:, None])
+    owner = tl.sum(tl.where(mine, bins[None, :], 0), 1)
+    part = entry - tl.sum(tl.where(mine, (end - needed)[None, :], 0), 1)
+    size = tl.sum(tl.where(mine, count[None, :], 0), 1) - part * WIDTH
+    used = tl.sum(mine.to(tl.int32), 1) > 0
+    first = tl.sum(tl.where(mine, offset[None, :], 0), 1) + part * WIDTH
+    tl.store(expert_ptr + entry, tl.where(used, owner, -1), entry < tiles)
+    tl.store(first_ptr + entry, first, entry < tiles)
+    tl.store(rows_ptr + entry, tl.minimum(size, WIDTH), entry < tiles)
+
+
+@triton.jit
+def combine(
+    y_ptr, place_ptr, out_ptr, SIZE: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """out[token] = sum of its rows in ascending place, hence in ascending expert id."""
+    gdc_wait()
+    gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    choice = tl.arange(0, triton.next_power_of_2(CHOICES))
+    none: tl.constexpr = 2147483647
+    place = tl.load(place_ptr + token * CHOICES + choice, choice < CHOICES, -1)
+    total = tl.zeros([COLUMNS], tl.float32)
+    last = -1
+    for _ in tl.static_range(CHOICES):
+        last = tl.min(tl.where(place > last, place, none))
+        row = y_ptr + last.to(tl.int64) * SIZE + column
+        total += tl.load(row, (last < none) & (column < SIZE), 0.0).to(tl.float32)
+    tl.store(out_ptr + token * SIZE + column, total, column < SIZE)
