@@ -141,7 +141,7 @@ class StepPlan:
         draft_cap: rows whose own cap changes (0 until said).
         draft_temperature: what the confidence of each draft of a block is divided by from this step
             on, for the device's choice of drafts; () = as before, 1 until said.
-        graph_rows: padded number of decoding rows of a captured graph, 0 = eager.
+        graph_rows: padded number of decoding rows of a captured graph, 0 = the planner knows none.
         max_len_hi: bound on the tokens of any row after this step.
         snapshots: windows to keep.
         masked: rows whose grammar masks follow in `sample`, ascending.

@@ -17,7 +17,7 @@ DRAFTS = {"num_speculative_tokens": 5, "policy": "fixed"}
 
 def lookups(tokens: int) -> list[dict[str, object]]:
     """A long text with a question, then another one for the same text: the cache has it then."""
-    (question,) = needle.questions(1, 7, [tokens], bytes_per_token=4.8)
+    (question,) = needle.questions(1, 7, [tokens], bytes_per_token=4.4)
     text, asked = str(question.messages[0]["content"]).rsplit("\n\n", 1)
     name = text.split("The number of the ")[1].split(" is ")[0]
     again = f"What is the number of the {name}? Reply with the number only."

@@ -1,6 +1,6 @@
 """An invoice read into JSON that satisfies a schema, a choice, and a call that must come.
 
-Run it with `python examples/structured_output.py [MODEL]`.
+Run it with `python examples/structured_output.py [MODEL [MOST_TOKENS]]`.
 """
 
 import json
@@ -32,7 +32,8 @@ TOOL = {
 def main() -> None:
     """Ask for each, and say what came."""
     model = sys.argv[1] if len(sys.argv) > 1 else "nano"
-    limits = SamplingParams(max_tokens=1500, temperature=0.7, seed=1)
+    most = int(sys.argv[2]) if len(sys.argv) > 2 else 1500
+    limits = SamplingParams(max_tokens=most, temperature=0.7, seed=1)
     with LLM(model, max_model_len=4000, speculative_config={"num_speculative_tokens": 3}) as llm:
         asked = [{"role": "user", "content": f"Read this invoice into JSON.\n\n{INVOICE}"}]
         schema = {"type": "json_schema", "json_schema": {"name": "invoice", "schema": SCHEMA}}
@@ -45,7 +46,7 @@ def main() -> None:
         print("one of three:", chosen.outputs[0].text)
         plain = {"type": "disabled"}
         (called,) = llm.chat(asked, limits, tools=[TOOL], tool_choice="required", thinking=plain)
-        for call in (called.outputs[0].message or {})["tool_calls"]:
+        for call in (called.outputs[0].message or {}).get("tool_calls") or ():
             print("a call:", call["function"])
 
 

@@ -55,6 +55,22 @@ def test_prompts_of_the_command_line_are_answered_on_standard_output(capsys):
     assert [len(answer["token_ids"]) for answer in answers] == [16, 16]
 
 
+def test_answers_satisfy_what_the_command_line_demands(tmp_path, capsys):
+    schema, source = tmp_path / "schema.json", tmp_path / "in.jsonl"
+    schema.write_text('{"enum": ["yes", 12]}', encoding="utf-8")
+    own = {"prompt": "b", "structured_outputs": {"regex": "[ab]{2}"}}
+    source.write_text('{"prompt": "a"}\n' + json.dumps(own), encoding="utf-8")
+    command = ["generate", "--model", "nano", "--json-schema", str(schema)]
+    assert main([*command, "--input", str(source)]) == 0
+    one, two = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert json.loads(one["structured"]) in ("yes", 12)
+    assert two["text"] in ("aa", "ab", "ba", "bb")
+    assert main([*command, "--chat", "--no-thinking", "--prompt", "a"]) == 0
+    (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert json.loads(told["message"]["content"]) in ("yes", 12)
+    assert len(told["prompt_token_ids"]) > len(one["prompt_token_ids"]) + 10  # the schema is shown
+
+
 def test_scores_give_one_logprob_a_token_after_the_first(capsys):
     assert main(["score", "--model", "nano", "--prompt", "one two three"]) == 0
     (record,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

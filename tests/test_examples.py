@@ -12,6 +12,7 @@ CASES = {
         '"rows": 2, "drafts": 2',
     ),
     "demo.py": (["nano-random", "--max-tokens", "2", "--context", "64"], "tokens from the cache"),
+    "structured_output.py": (["nano-random", "6"], "one of three: "),
     "replay_equivalence.py": (
         ["nano-random", "--length", "220", "--tokens", "2"],
         "mask and compact: equal\noff and exact: equal\ncompact and exact: different",

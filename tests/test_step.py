@@ -92,6 +92,7 @@ def result(**change: Any) -> StepResult:
         "tokens": np.array([[5, 6, -1], [-1, -1, -1]], np.int32),
         "flags": np.array([0, 8], np.int32),
         "confidence": np.zeros((2, 2), np.float32),
+        "drafts": np.array([[4, -1], [-1, -1]], np.int32),
     }
     return StepResult(**values | change)
 
@@ -101,7 +102,7 @@ def test_generated_counts_the_tokens_of_a_row():
 
 
 @pytest.mark.parametrize(
-    "name", ["number", "row", "verified", "accepted", "tokens", "flags", "confidence"]
+    "name", ["number", "row", "verified", "accepted", "tokens", "flags", "confidence", "drafts"]
 )
 def test_results_are_equal_but_for_the_time_only_if_every_array_is(name):
     assert result().equal(result(seconds=1.0, prompt_logprobs=()))

@@ -6,7 +6,8 @@ nothing of marks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -37,12 +38,21 @@ Records = Iterator[tuple[Record, bool]]
 EXPERTS = ((48, 1, (8, 64, 4096)), (6, 4, (8, 64, 4096)))
 # Other tiles worth a try, by experts and tokens.
 EXPERT_TRIALS = {
-    (48, 8): (Tile(128, 16, 4, 5), Tile(128, 16, 4, 6)),
-    (48, 64): (Tile(128, 16, 4, 5), Tile(128, 16, 4, 6)),
-    (48, 4096): (Tile(128, 128, 8, 3), Tile(64, 128, 4, 3)),
-    (6, 8): (Tile(128, 16, 4, 5), Tile(128, 16, 4, 6), Tile(128, 16, 8, 5)),
-    (6, 64): (Tile(128, 64, 8, 3), Tile(64, 64, 4, 4), Tile(128, 64, 4, 4)),
-    (6, 4096): (Tile(128, 128, 8, 3), Tile(64, 128, 4, 3)),
+    (48, 8): (Tiles(Tile(128, 16, 4, 5), Tile(128, 16, 4, 5)),),
+    (48, 64): (Tiles(Tile(128, 16, 4, 5), Tile(128, 16, 4, 5)),),
+    (48, 4096): (),
+    (6, 8): (
+        Tiles(Tile(128, 16, 4, 4), Tile(128, 16, 4, 4)),
+        Tiles(Tile(128, 16, 4, 7), Tile(128, 16, 4, 7), own=True),
+        Tiles(Tile(64, 16, 4, 6), Tile(64, 16, 4, 6), own=True),
+    ),
+    (6, 64): (
+        Tiles(Tile(128, 64, 4, 4), Tile(128, 64, 4, 4)),
+        Tiles(Tile(128, 64, 8, 4), Tile(128, 64, 8, 4), own=True),
+        Tiles(Tile(128, 64, 4, 4), Tile(128, 64, 8, 4), own=True),
+        Tiles(Tile(256, 64, 8, 4), Tile(256, 64, 8, 4), own=True),
+    ),
+    (6, 4096): (),
 }
 LINEARS = {
     "wq_a": (1280, 5120),
@@ -53,25 +63,32 @@ LINEARS = {
     "shared w2": (5120, 2304),
 }
 _LT = linear_plan.Tile
+# Other tiles, and other numbers of segments by layer; more buffers let fewer programs share a
+# multiprocessor.
 LINEAR_TRIALS = {
-    8: (_LT(64, 16, 4, 7), _LT(128, 16, 8, 4)),
-    64: (_LT(64, 64, 4, 4), _LT(64, 64, 4, 4, 128), _LT(128, 64, 8, 3), _LT(64, 64, 4, 3, 128)),
-    4096: (_LT(128, 64, 8, 3),),
+    8: (_LT(64, 16, 4, 5), _LT(64, 16, 4, 7)),
+    64: (
+        _LT(128, 64, 4, 4, None, True),
+        _LT(64, 64, 4, 4, None, True),
+        _LT(64, 64, 4, 4, 128, True),
+        _LT(64, 64, 4, 3, 128, True),
+    ),
+    4096: (),
+}
+LINEAR_SEGMENTS = {
+    "wq_a": (8, 10),
+    "wq_b": (1,),
+    "wkv": (10, 20),
+    "wo_b": (3, 4, 6),
+    "shared w13": (3, 5, 7),
+    "shared w2": (3, 6),
 }
 _PLAN = mhc_kernels.PLAN
 PLANS = (
     _PLAN._replace(registers=None),
-    _PLAN._replace(warps=4, registers=None),
     _PLAN._replace(slice=512),
-    _PLAN._replace(step=128, stages=3),
-    _PLAN._replace(step=128, stages=2, project_warps=8),
     _PLAN._replace(project_warps=8),
-    _PLAN._replace(stages=5),
-    _PLAN._replace(project_tokens=128, project_warps=8),
     _PLAN._replace(split_tokens=4),
-    _PLAN._replace(split_tokens=4, split_warps=4),
-    _PLAN._replace(split_tokens=2, split_warps=4),
-    _PLAN._replace(split_tokens=1, split_warps=2),
 )
 
 
@@ -129,13 +146,13 @@ def bench_experts(device: torch.device, top: Ceilings, sweep: bool) -> Records:
             floor, kind = _expert_cost(tokens, ids, top)
             usual = choose_tiles(tokens, CHOICES, count)
             trials = EXPERT_TRIALS[count, tokens] if sweep else ()
-            for tiles in (usual, *(Tiles(t, t) for t in trials)):
+            for tiles in (usual, *trials):
                 calls = [
                     partial(experts_kernels.launch, x, ids, share, w, LIMIT, tiles) for w in packed
                 ]
                 ours, spread = graph_us(calls)
                 name = f"experts E={count} T={tokens}"
-                note = str([*map(list, tiles)])
+                note = f"{list(tiles.gate_up)} {list(tiles.down)}{' own' if tiles.own else ''}"
                 record = Record(
                     name, f"{HIDDEN}/{INNER}, top-6", ours, floor, kind, spread,
                     peer, "two torch._grouped_mm bf16", note,
@@ -178,8 +195,11 @@ def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Records:
             floor, kind = out * columns * (1 + 1 / 1024) / top.read * 1e6, "weight read"
             if tokens > 64:
                 floor, kind = 2 * tokens * out * columns / top.matmul * 1e6, "bf16 matmul"
-            usual = (linear_plan.choose(tokens), linear_plan.segments(out, columns))
-            for tile, count in (usual, *(_linear_trials(usual, columns, tokens) if sweep else ())):
+            count = linear_plan.segments(out, columns)
+            usual = (linear_plan.choose(tokens, count), count)
+            tiles = LINEAR_TRIALS[tokens] if sweep else ()
+            trials = itertools.product(tiles, LINEAR_SEGMENTS[name])
+            for tile, count in (usual, *(other for other in trials if other != usual)):
                 calls = [partial(_linear, x, w, tile, count) for w in packed[some]]
                 ours, spread = graph_us(calls)
                 if (tile, count) == usual:
@@ -200,20 +220,6 @@ def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Records:
 
 def _linear(x: Quantised, w: Any, tile: linear_plan.Tile, count: int) -> Tensor:
     return linear_kernel.summed(linear_kernel.launch(x, w, tile, count))
-
-
-def _linear_trials(
-    usual: tuple[linear_plan.Tile, int], columns: int, tokens: int
-) -> Sequence[tuple[linear_plan.Tile, int]]:
-    tile, count = usual
-    found = [(other, count) for other in LINEAR_TRIALS[tokens]]
-    if tokens <= 64:
-        steps = columns // 128
-        near = [
-            n for n in range(1, steps // 2 + 1) if not steps % n and count / 2 <= n <= count * 2
-        ]
-        found += [(tile, n) for n in near if n != count]
-    return found
 
 
 def bench_boundary(device: torch.device, top: Ceilings, sweep: bool) -> Records:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepinfer.bench import grammar_decode
 from deepinfer.bench.schemas import EBNFS, REGEXES, SCHEMAS
 from deepinfer.errors import ConfigError, RequestError
 from deepinfer.grammar import Constraint, Grammar, Limits, Matcher, Vocabulary, constraint_of
@@ -208,15 +209,18 @@ def environment(vocabulary: Vocabulary, source: str) -> Record:
     }
 
 
-def run(tokenizer: Path, *, json: bool) -> list[Record]:
+def run(tokenizer: Path, model: Path | None, device: str, *, json: bool) -> list[Record]:
     """Measure and print.
 
     Args:
         tokenizer: a `tokenizer.json`.
+        model: a checkpoint that decodes with constraints and without; None = no such measure.
+        device: where it decodes.
         json: one JSON object a record instead of a table.
 
     Returns:
-        Records with `name`, `unit`, `count`, and `p50`, `p90`, `p99`, `max` where it is a time.
+        Records with `name`, `unit`, `count`, and `p50`, `p90`, `p99`, `max` where it is a time; and
+        that of `grammar_decode.measure`.
 
     Raises:
         ConfigError: the tokenizer cannot be read, or has no end token.
@@ -230,6 +234,8 @@ def run(tokenizer: Path, *, json: bool) -> list[Record]:
         print(f"{'':34} {'p50':>9} {'p90':>9} {'p99':>9} {'max':>9}  unit  count")
     made = [{"name": "read vocabulary", "unit": "s", "seconds": round(seconds, 2)}]
     made += records(measure(vocabulary))
+    if model is not None:
+        made.append(grammar_decode.measure(model, device))
     for record in made:
         print(json_text.dumps(record | around) if json else _line(record), flush=True)
     return made

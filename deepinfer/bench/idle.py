@@ -11,7 +11,7 @@ import json as json_text
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from deepinfer.step import StepMasks, StepPlan, StepResult
 
 Record = dict[str, Any]
 _CACHE_BYTES = 4 << 30
+_WARM_UPS = 4  # most times that a load is served before it is measured
 _FIRST, _LAST = 100, 2000  # ids of prompts
 
 
@@ -120,6 +121,8 @@ def serve(service: Service, load: Load, rows: int) -> float:
             if output.error is not None:
                 raise DeepinferError(f"a request failed: {output.error}")
             running -= output.finished
+    while not service.idle:  # the step that was ahead of the last result
+        list(service.step())
     return time.perf_counter() - started
 
 
@@ -148,15 +151,17 @@ def gaps(steps: Sequence[Step]) -> Record:
     return record
 
 
-def measure(network: Network, device: Device, rows: int, load: Load, *, ahead: bool) -> Record:
-    """Serve a load twice on a fresh engine; what the second time showed.
+def measure(network: Network, device: Device, rows: int, load: Load) -> Iterator[Record]:
+    """Serve a load on an engine that knows all its steps, synchronously and one step ahead.
 
     Args:
         network: loaded weights.
         device: where they are.
         rows: requests at a time.
         load: what they ask for.
-        ahead: the next step is enqueued before the result of the one before is read.
+
+    Yields:
+        the record of each way.
     """
     options = EngineOptions(
         device=str(network.device),
@@ -164,25 +169,32 @@ def measure(network: Network, device: Device, rows: int, load: Load, *, ahead: b
         max_model_len=-(-(load.prompt[1] + load.output[1]) // PAGE_TOKENS) * PAGE_TOKENS,
         kv_cache_memory_bytes=_CACHE_BYTES,
         cudagraph_capture_sizes=(rows,),
-        async_scheduling=ahead,
         enable_prefix_caching=False,  # prompts of the second time would be cached
     )
     service = build_around(network, options, model=b"").service
-    runner = service.core.runner
+    core, runner = service.core, service.core.runner
     assert isinstance(runner, TorchRunner)
-    serve(service, load, rows)  # compiles, and captures what is captured at its second coming
-    device.synchronize()
-    marked = service.core.runner = Marked(runner)
-    seconds = serve(service, load, rows)
     tokens = sum(output for _, output in load.drawn(rows))
-    return {
-        "name": f"idle rows {rows} {'ahead' if ahead else 'synchronous'}",
-        "rows": rows,
-        **gaps(marked.steps),
-        "tokens_per_second": tokens / seconds,
-        "graphs": runner.captures.graphs,
-        "replays": runner.captures.replays,
-    }
+    for ahead in (False, True):
+        core.async_scheduling, core.runner = ahead, runner
+        for _ in range(_WARM_UPS):  # steps are compiled, and captured when they come again
+            known = runner.captures.graphs
+            serve(service, load, rows)
+            if runner.captures.graphs == known:
+                break
+        device.synchronize()
+        marked = core.runner = Marked(runner)
+        before, known = runner.captures.replays, runner.captures.graphs
+        seconds = serve(service, load, rows)
+        yield {
+            "name": f"idle rows {rows} {'ahead' if ahead else 'synchronous'}",
+            "rows": rows,
+            **gaps(marked.steps),
+            "tokens_per_second": tokens / seconds,
+            "graphs": known,
+            "captured_meanwhile": runner.captures.graphs - known,
+            "replays": runner.captures.replays - before,
+        }
 
 
 def run(
@@ -215,11 +227,9 @@ def run(
         print(json_text.dumps(records[-1]) if json else _line(record), flush=True)
 
     for count in rows:
-        found: list[float] = []
-        for ahead in (False, True):
-            publish(measure(network, device, count, load or Load(), ahead=ahead))
-            found.append(records[-1]["idle"])
-        before, after = found
+        for record in measure(network, device, count, load or Load()):
+            publish(record)
+        before, after = (record["idle"] for record in records[-2:])
         ratio = before / after if after else float("inf")
         publish({"name": f"idle rows {count}", "idle": after, "ratio": ratio})
     return records

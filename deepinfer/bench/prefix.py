@@ -177,8 +177,8 @@ def run(
     report({"name": "hashing", "us_per_token": round(hashing_us(prompts.fresh(_HASHED)), 5)})
     prompts.first_token("snapshot", prompts.fresh(PAGE_TOKENS))  # threads and pages warm up
     for tokens in lengths:
-        if device.memory_bytes is not None:  # kernels are compiled for the sizes that they meet
-            measure(prompts, tokens, 1)
+        if device.has_graphs:  # steps are compiled, and captured when they come again
+            measure(prompts, tokens, 2)
         for record in measure(prompts, tokens, 3 if tokens <= _SHORT else 1):
             report(record)
     return records

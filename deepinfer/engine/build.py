@@ -19,6 +19,7 @@ from deepinfer.engine.core import EngineCore, Recorder
 from deepinfer.engine.options import EngineOptions, MemoryPlan, plan_memory
 from deepinfer.engine.service import Service
 from deepinfer.engine.sharing import caching, decoder_rows, draft_tokens, fingerprint
+from deepinfer.engine.speculative import calibrated
 from deepinfer.engine.tokenizer import TextTokenizer
 from deepinfer.engine.warm import warm_up
 from deepinfer.engine.watchdog import Watchdog
@@ -59,6 +60,8 @@ def build_service(
         DeepinferError: the model cannot be loaded as asked for.
     """
     started = time.monotonic()
+    drafts = calibrated(directory, options.speculative_config)
+    options = replace(options, speculative_config=drafts)
     device = find_device(options.device)
     packing: list[float] = []
     network = load(directory, device, options, packed=packing.append)
@@ -124,12 +127,13 @@ def build_around(
     )
     obstacles = graph_obstacles(network, device, options)
     sizes = ", ".join(str(size) for size in options.graph_sizes())
-    phases = (
-        f"pools {pools:.2f} s, {warmth.lines}",
-        f"decoding without graphs: {'; '.join(obstacles)}"
-        if obstacles
-        else f"decoding steps of {sizes} rows are captured, at the latest when they come twice",
-    )
+    graphs = f"decoding without graphs: {'; '.join(obstacles)}"
+    if not obstacles:
+        graphs = (
+            f"decoding steps of {sizes} rows are captured, at the latest when they come twice, and "
+            f"so are steps with up to {options.prompt_sizes()[-1]} prompt tokens"
+        )
+    phases = (f"pools {pools:.2f} s, {warmth.lines}", graphs)
     return Built(service, memory, phases)
 
 
@@ -206,6 +210,7 @@ def build_core(
         rows,
         pages=limits.num_pages + 1,
         graphs=device.graphs() if captured else None,
+        prompt_sizes=options.prompt_sizes() if captured else (),
         snapshots=0 if limits.caching is None else limits.caching.snapshots,
         compact=options.decoder_replay != "mask",
         proposer=DraftStages(network, limits.max_draft) if limits.max_draft else None,

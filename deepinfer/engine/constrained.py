@@ -88,6 +88,8 @@ def _demand_of(params: SamplingParams) -> Demand | None:
 def _after_reasoning(prompt_ids: Sequence[int], tokenizer: TextTokenizer) -> Start:
     """After `</think>` if the last mark of reasoning in the prompt opens it, else at once."""
     opens, closes = (tokenizer.library.token_to_id(mark) for mark in (THINK, THINK_END))
+    if closes is None:
+        return AT_ONCE
     last = next((id for id in reversed(prompt_ids) if id in (opens, closes)), closes)
     return AT_ONCE if last == closes else After((closes,))
 

@@ -325,8 +325,12 @@ class LLM:
         return self._service.core
 
     def get_metrics(self) -> dict[str, Any]:
-        """Counters of the scheduler, those of drafts included; see `scheduler.Snapshot`."""
-        return self._service.core.scheduler.snapshot()._asdict()
+        """Counters of the scheduler, those of drafts included; see `scheduler.Snapshot`.
+
+        And `masks_late`: grammar masks that were not ready in time.
+        """
+        core = self._service.core
+        return {**core.scheduler.snapshot()._asdict(), "masks_late": core.masks.late}
 
     def reset_prefix_cache(self) -> None:
         """Forget what later prompts could share; needed after a change of anything but tokens."""

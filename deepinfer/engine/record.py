@@ -260,8 +260,13 @@ def replay(
     """Run recorded plans on a fresh runner; yields one entry a step, None if equal.
 
     A step without a recorded result (the run was cut off) counts as equal.
+
+    Raises:
+        ConfigError: a step had constrained requests.
     """
     for plan in plans:
+        if plan.masked:
+            raise ConfigError(f"step {plan.number} had grammar masks, which are not in the trace")
         runner.forward(plan)
         runner.sample(plan.number)
         runner.draft(plan.number)

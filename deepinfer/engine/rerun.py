@@ -30,7 +30,8 @@ Kind = Literal["equal", "numerics", "corruption"]
 BOUND = 2.0
 """Nats. Other order classes and devices differ by less even with random weights, whose quantised
 activations flip easily: 1.2 at most, 0.07 in the middle, on the embedded model."""
-_SURE = 4  # log-probabilities equal bit by bit from the first on that show the same order of sums
+_SURE = 4  # log-probabilities equal bit by bit from the first on show the same order of sums,
+_SUDDEN = 1e-3  # so that so many nats at once cannot come from another one
 
 
 class Place(NamedTuple):
@@ -262,7 +263,8 @@ def _judge(places: list[Place], recorded: int, bound: float) -> Verdict:
     drift = needed = 0.0
     first: Place | None = None
     for place in places:
-        if place.drift and first is None and place.position >= _SURE:
+        sudden = first is None and place.position >= _SURE
+        if sudden and place.drift is not None and place.drift > _SUDDEN:
             reason = (
                 f"{place.position} log-probabilities are equal bit by bit, so the order of sums is "
                 f"the same; then that of token {place.token} is {place.drift:.3g} nats away"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 from deepinfer.engine.border import Border, Prompt
 from deepinfer.engine.constrained import Bound, Demand, Grammars, bind, governed
@@ -249,7 +250,7 @@ class Service:
 
     def _nap(self) -> None:
         """Wait a moment for what other processes do, if nothing else is to be done."""
-        waited: list[Future[Grammar] | Future[str]] = [
+        waited: list[Future[Any]] = [
             running.grammar for running in self._compiling.values() if running.grammar is not None
         ]
         for running in self._checking.values():

@@ -5,9 +5,11 @@ Knows nothing of the checkpoint that proposes the drafts.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from deepinfer.errors import ConfigError
@@ -22,6 +24,7 @@ _KEYS = (
     "profile_seconds",
     "verification",
 )
+_CALIBRATION = "calibration.json"
 _POLICIES = ("adaptive", "fixed", "off")
 
 
@@ -100,3 +103,23 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def calibrated(directory: Path, config: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """`speculative_config` with the start temperatures of a model that brings them.
+
+    Args:
+        directory: of the checkpoint; its `calibration.json` is {"temperature": [numbers]}.
+        config: as given; a temperature that it names itself stays.
+
+    Raises:
+        ConfigError: the file is there and cannot be read so.
+    """
+    path = directory / _CALIBRATION
+    if config is None or "temperature" in config or not path.exists():
+        return config
+    try:
+        found: object = json.loads(path.read_text(encoding="utf-8"))["temperature"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f'{path}: expected {{"temperature": [numbers]}}: {error!r}') from error
+    return {**config, "temperature": found}

@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any, cast
 
 from deepinfer.grammar.constraint import Constraint
 from deepinfer.grammar.tool_calls import DSML, OPENING
+
+_DIGITS = 1_000
 
 
 def check_finished(constraint: Constraint, text: str) -> str:
     """Judge a finished text by means other than the matching library.
 
     Numbers are compared as decimals and patterns with ASCII classes, as ECMA-262 does. Without the
-    package `jsonschema` a text for "json_schema" is only parsed.
+    package `jsonschema` a text for "json_schema" is only parsed. Numbers that are too large to be
+    compared are not judged.
 
     Args:
         constraint: of any kind; texts of kinds that nobody else can judge pass.
@@ -40,11 +43,17 @@ def check_finished(constraint: Constraint, text: str) -> str:
         return ""
     try:
         value = json.loads(text, parse_float=Decimal)
+    except InvalidOperation:  # an exponent that has no end
+        return ""
     except ValueError as error:
         return f"the text is no JSON: {error}"
     if constraint.kind == "json_object":
         return "" if isinstance(value, dict) else "the text is no JSON object"
-    return _check_schema(json.loads(constraint.source, parse_float=Decimal), value)
+    try:
+        with localcontext(prec=_DIGITS):
+            return _check_schema(json.loads(constraint.source, parse_float=Decimal), value)
+    except (InvalidOperation, OverflowError):
+        return ""
 
 
 def _check_schema(schema: object, value: object) -> str:

@@ -22,7 +22,7 @@ from deepinfer.grammar.library import reason_of
 from deepinfer.grammar.limits import Limits
 from deepinfer.grammar.mask_row import allow, allows, forbid
 from deepinfer.grammar.raw_text import CLOSING
-from deepinfer.grammar.reader import Reader
+from deepinfer.grammar.reader import Reader, first_id
 from deepinfer.grammar.start import AT_ONCE, BEGIN, After, Start
 from deepinfer.grammar.vocabulary import Vocabulary
 
@@ -63,7 +63,7 @@ class Grammar:
         first = self._library_matcher()
         if first.is_error():
             raise RequestError(f"{constraint.kind}: {reason_of(first.get_error())}")
-        self._first_id = _first_id(first.deep_copy(), vocabulary)
+        self._first_id = first_id(first.deep_copy(), vocabulary)
         self._first: Reader | None = Reader(first, self._first_id)
 
     def matcher(self, start: Start = AT_ONCE) -> Matcher:
@@ -88,17 +88,6 @@ class Grammar:
 
     def _library_matcher(self) -> LLMatcher:
         return LLMatcher(self.vocabulary.library, self.translated, log_level=0, limits=self._limits)
-
-
-def _first_id(inner: LLMatcher, vocabulary: Vocabulary) -> int | None:
-    """A token that may come first; None if only the end may."""
-    row = np.zeros(vocabulary.words, np.int32)
-    inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-    forbid(row, vocabulary.end_ids)
-    words = np.flatnonzero(row)
-    if inner.is_error() or not len(words):
-        return None
-    return next(id for id in range(32 * words[0], 32 * words[0] + 32) if allows(row, id))
 
 
 class _Frame(NamedTuple):

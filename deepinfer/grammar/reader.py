@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from llguidance import LLMatcher
+
+from deepinfer.grammar.mask_row import WORD_BITS, allows, forbid
+from deepinfer.grammar.vocabulary import Vocabulary
 
 _USED_UP = ("too many states", "too many expressions")
 
@@ -50,3 +54,15 @@ class Reader:
     def error(self) -> str:
         """What the library says against going on; empty if nothing."""
         return self._matcher.get_error()
+
+
+def first_id(matcher: LLMatcher, vocabulary: Vocabulary) -> int | None:
+    """A token that may come first; None if only the end may."""
+    row = np.zeros(vocabulary.words, np.int32)
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    forbid(row, vocabulary.end_ids)
+    words = np.flatnonzero(row)
+    if matcher.is_error() or not len(words):
+        return None
+    lowest = WORD_BITS * int(words[0])
+    return next(id for id in range(lowest, lowest + WORD_BITS) if allows(row, id))

@@ -85,6 +85,7 @@ def _limit_memory(more_bytes: int) -> None:
 def main() -> None:
     """Serve on the pipe whose file descriptor is the second argument of the process."""
     threading.stack_size(_STACK_BYTES)
+    sys.set_int_max_str_digits(0)  # of a finished text; the time limit guards against long ones
     thread = threading.Thread(target=run_worker, args=[Connection(int(sys.argv[2]))])
     thread.start()
     thread.join()

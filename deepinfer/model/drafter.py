@@ -16,7 +16,7 @@ from deepinfer.model.state import State
 from deepinfer.model.weights import BlockWeights
 from deepinfer.ops.attention_inputs import window_records
 from deepinfer.ops.batch import Batch, ring_places, write_ring
-from deepinfer.ops.markov_draft import Drafts
+from deepinfer.ops.markov_draft import Choose, Drafts
 from deepinfer.ops.rotation import Rotation, rotation
 
 
@@ -71,7 +71,7 @@ class Drafter:
         slots: Tensor,
         lower: Tensor,
         state: State,
-        choose: Callable[[Tensor, int], Tensor] | None = None,
+        drawing: Callable[[Tensor], Choose] | None = None,
     ) -> Drafts:
         """Propose the tokens after the newest one.
 
@@ -81,7 +81,7 @@ class Drafter:
             slots: [requests] int64, state slot of each request.
             lower: [requests] int64, first position with stored features (decoder start).
             state: pools; not changed.
-            choose: takes drafts from logits, as in `markov_draft`; None = the likeliest.
+            drawing: takes drafts from logits, as in `markov_draft`; None = the likeliest.
 
         Returns:
             `block_size` drafts a request, for positions anchor + 2 and on.
@@ -100,7 +100,7 @@ class Drafter:
         )
         base = self.network.logits(collapsed.normed).unflatten(0, (-1, block))
         hidden = collapsed.plain.unflatten(0, (-1, block))
-        return self.network.ops.markov_draft(base, hidden, newest, self.weights.markov, choose)
+        return self.network.ops.markov_draft(base, hidden, newest, self.weights.markov, drawing)
 
     def _stage(
         self,

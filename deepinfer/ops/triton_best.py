@@ -15,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_BLOCK = 4096  # columns at a time
-_WARPS = 8
+_BLOCK = 8192  # most columns at a time; a row that fits is read once
 
 
 @triton.jit
@@ -29,11 +28,11 @@ def _ranks(score_ptr, start, columns, BLOCK: tl.constexpr):
     return column, flipped.to(tl.uint32, bitcast=True) ^ 0x80000000, score > float("-inf")
 
 
-@triton.jit(do_not_specialize=["columns"])
+@triton.jit
 def _choose(
     score_ptr, block_ptr, id_ptr, columns,
     COUNT: tl.constexpr, PADDED: tl.constexpr, LIMIT: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
     """COUNT ids of one row. With LIMIT > 0, columns are the entries of that many blocks."""
     gdc_wait()
@@ -42,11 +41,14 @@ def _choose(
     score_ptr += row * columns
     id_ptr += row * COUNT
     digits = tl.arange(0, 256)
+    column, rank, finite = _ranks(score_ptr, 0, columns, BLOCK)
     last, left = tl.full([], 0, tl.uint32), tl.full([], COUNT, tl.int32)
     for digit in tl.static_range(4):
         counts = tl.zeros([256], tl.int32)
         for start in range(0, columns, BLOCK):
-            _, rank, here = _ranks(score_ptr, start, columns, BLOCK)
+            if not ONCE:
+                column, rank, finite = _ranks(score_ptr, start, columns, BLOCK)
+            here = finite
             if digit > 0:
                 here = here & ((rank >> (32 - 8 * digit)) == last)
             byte = ((rank >> (24 - 8 * digit)) & 255).to(tl.int32)
@@ -59,10 +61,11 @@ def _choose(
         last = (last << 8) | own.to(tl.uint32)
     taken, equals = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     for start in range(0, columns, BLOCK):
-        column, rank, here = _ranks(score_ptr, start, columns, BLOCK)
-        equal = (here & (rank == last)).to(tl.int32)
+        if not ONCE:
+            column, rank, finite = _ranks(score_ptr, start, columns, BLOCK)
+        equal = (finite & (rank == last)).to(tl.int32)
         before = equals + tl.cumsum(equal, 0) - equal
-        take = here & ((rank > last) | ((equal > 0) & (before < left)))
+        take = finite & ((rank > last) | ((equal > 0) & (before < left)))
         count = take.to(tl.int32)
         place = taken + tl.cumsum(count, 0) - count
         ids = column.to(tl.int64)
@@ -91,11 +94,12 @@ def best(scores: Tensor, count: int, blocks: Tensor | None = None, size: int = 1
         int64 [rows, count].
     """
     rows, columns = scores.shape
+    block = min(_BLOCK, max(256, triton.next_power_of_2(columns)))
     ids = torch.empty((rows, count), dtype=torch.int64, device=scores.device)
     if rows:
         _choose[(rows,)](
             scores, ids if blocks is None else blocks, ids, columns, count,
-            triton.next_power_of_2(count), 0 if blocks is None else blocks.shape[1], size, _BLOCK,
-            num_warps=_WARPS, launch_pdl=True,
+            triton.next_power_of_2(count), 0 if blocks is None else blocks.shape[1], size, block,
+            columns <= block, num_warps=max(4, block // 512), launch_pdl=True,
         )  # fmt: skip
     return ids

@@ -31,13 +31,6 @@ def fp8_groups(groups):
 
 
 @triton.jit
-def fp4_value(code):
-    """E2M1 codes 0..15 (int32) -> fp32: exponent and mantissa in place read 2^-126 too small."""
-    bits = ((code & 7) << 22) | ((code & 8) << 28)
-    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
-
-
-@triton.jit
 def _store_fp8(value, codes_ptr, bytes_ptr, first, end, SIZE: tl.constexpr):
     """FP8 of SIZE bf16-rounded values to columns `first`... below `end` of a row."""
     codes, exponent = fp8_groups(tl.reshape(value, (SIZE // 32, 32)))

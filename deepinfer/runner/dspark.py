@@ -55,6 +55,6 @@ class DraftStages:
             torch.where(groups > 0, rows.slot[groups], 0),
             torch.maximum(rows.decoder_start[groups], rows.lower[groups]),
             state,
-            drawing.choose,
+            drawing.start,
         )
         return Proposal(found.tokens[:, : self._drafts], found.confidence[:, : self._drafts])

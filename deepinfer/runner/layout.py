@@ -84,6 +84,18 @@ class Slices:
         replay = any(decoder_starts[item.row] for item in prefill)
         return cls(parts, tuple(bounds), tuple(kept_bounds), first, kept, replay)
 
+    def padded(self, tokens: int) -> Slices:
+        """The same work in a number of tokens that a captured step has.
+
+        Padding behind them is of row 0. Only the device knows slices then, as it does for decoding
+        rows, and rows below a decoder start are only masked: `self` was made without `compact`.
+        """
+        assert self.kept == self.tokens <= tokens, "captured steps keep all tokens"
+        padding = np.zeros((4, tokens - self.tokens), np.int64)
+        padding[3] = 1  # the end of a slice at position 0
+        parts = {**self.parts, "prefill": np.concatenate((self.parts["prefill"], padding), 1)}
+        return Slices(parts, _alone(0, tokens), (), tokens, tokens, replay=True)
+
 
 @dataclass(frozen=True)
 class StepLayout:

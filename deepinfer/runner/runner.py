@@ -21,7 +21,7 @@ from deepinfer.model.network import Forward, Network
 from deepinfer.model.state import State
 from deepinfer.ops.sample import RowLogprobs, SamplerTable, raw_logprobs, top_logprobs
 from deepinfer.runner.choose import Chooser
-from deepinfer.runner.graphs import CaptureReport, Captures, StepShape, context_bounds
+from deepinfer.runner.graphs import CaptureReport, Captures, Inputs, StepShape, context_bounds
 from deepinfer.runner.layout import Slices, StepLayout, lay_out
 from deepinfer.runner.masks import MaskTable
 from deepinfer.runner.results import Outbox, pack_drafts
@@ -87,6 +87,8 @@ class TorchRunner:
         pages: pages of the pool, the reserved page 0 included.
         proposer: drafts for speculation; None proposes nothing.
         graphs: where decoding steps are captured; None runs every step directly.
+        prompt_sizes: numbers of prompt tokens, ascending, up to which steps with prompts are
+            captured too, padded to one of them; such steps are bound by launches.
         snapshots: places for window snapshots on the host.
         compact: prompt rows below a decoder start leave the decoder layers; else they are only
             masked (the same numbers, more work).
@@ -105,6 +107,7 @@ class TorchRunner:
         pages: int,
         proposer: Proposer | None = None,
         graphs: Graphs | None = None,
+        prompt_sizes: Sequence[int] = (),
         snapshots: int = 0,
         compact: bool = True,
         verification: RuleName = "match",
@@ -124,6 +127,8 @@ class TorchRunner:
         self._proposer = proposer
         self._compact = compact
         self._captures = None if graphs is None else Captures(graphs)
+        self._prompt_sizes = tuple(prompt_sizes)
+        self._inputs = Inputs()
         self._verification = Verification(
             verification, limits.rows, limits.drafts, network.arch.vocab_size, self.device
         )
@@ -174,18 +179,19 @@ class TorchRunner:
     def forward(self, plan: StepPlan) -> None:
         """Take over the plan's changes and compute its tokens."""
         self._keep_stored(plan)
-        slices = self._change_host(plan)
+        shape, slices = self._change_host(plan)
         fresh = fresh_snapshots(plan, slices)
+        if shape is not None and shape.tokens:
+            slices = slices.padded(shape.tokens)
         sent = self._change_device(plan, slices, fresh)
         started = Event(self.device)
         started.record()
-        shape = None if self._captures is None else StepShape.of(plan, self.rows.limits.pages)
         if shape is None:
             decoding = self.rows.decoding[: len(self._decoding)]
             computed = self._compute(slices, sent, decoding, plan.draft_budget, plan.max_len_hi)
         else:
             assert shape.rows >= len(self._decoding), "a graph holds all decoding rows"
-            computed = self._run(shape, shape, self._decode(shape))
+            computed = self._run(shape, shape, self._captured(shape, slices, sent))
         outbox = Outbox(plan.number, self._generating(plan), started)
         if fresh is not None:
             self._keep_fresh(fresh, computed)
@@ -193,7 +199,7 @@ class TorchRunner:
             self._score_prompts(plan.prefill, computed.forward, outbox)
         self._steps[plan.number] = _Step(plan.masked, shape, computed, outbox)
 
-    def _change_host(self, plan: StepPlan) -> Slices:
+    def _change_host(self, plan: StepPlan) -> tuple[StepShape | None, Slices]:
         for row in plan.release:
             self._sampler.release(row)
             del self._admitted[row]
@@ -202,7 +208,20 @@ class TorchRunner:
         self._decoding -= set(plan.decode_remove)
         self._decoding |= set(plan.decode_add)
         starts = {item.row: self._admitted[item.row].decoder_start for item in plan.prefill}
-        return Slices.of(plan.prefill, starts, compact=self._compact)
+        shape = self._shape(plan)
+        return shape, Slices.of(plan.prefill, starts, compact=self._compact and shape is None)
+
+    def _shape(self, plan: StepPlan) -> StepShape | None:
+        """Sizes of the graph that serves a step; None if it runs directly."""
+        limits, pages = self.rows.limits, self.rows.limits.pages
+        if self._captures is None or not plan.prefill:
+            return None if self._captures is None else StepShape.of(plan, pages)
+        sampling = (self._admitted[piece.row].sampling for piece in plan.prefill)
+        if any(item.prompt_logprobs is not None for item in sampling):
+            return None
+        counts = len(self._decoding), limits.rows - 1
+        shape = StepShape.with_prompts(plan, pages, *counts, self._prompt_sizes)
+        return shape if self._inputs.serve(shape) else None
 
     def _change_device(
         self, plan: StepPlan, slices: Slices, fresh: Fresh | None
@@ -247,9 +266,13 @@ class TorchRunner:
             return compute()
         return self._captures.run(key, compute)
 
-    def _decode(self, shape: StepShape) -> Callable[[], Computed]:
+    def _captured(
+        self, shape: StepShape, slices: Slices, sent: Mapping[str, Tensor]
+    ) -> Callable[[], Computed]:
+        """The work of a step, reading nothing that is not where it was in the step before."""
+        inputs = self._inputs.put(shape, sent) if shape.tokens else {}
         decoding = self.rows.decoding[: shape.rows]
-        return lambda: self._compute(Slices(), {}, decoding, shape.places, shape.max_len)
+        return lambda: self._compute(slices, inputs, decoding, shape.places, shape.max_len)
 
     def _compute(
         self,

@@ -10,8 +10,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from deepinfer.ops.markov_draft import Choose
 from deepinfer.ops.noise import NoiseKey, Purpose
-from deepinfer.ops.sample import SamplerState, draw_drafts
+from deepinfer.ops.sample import Candidates, SamplerState, candidates, draw_drafts
 from deepinfer.ops.verify import Verified, allocate_draft_laws, block, ratio, verify
 
 RuleName = Literal["match", "ratio", "block"]
@@ -35,15 +36,30 @@ class Drawing(NamedTuple):
     purpose: Purpose
     laws: Tensor | None
 
-    def choose(self, logits: Tensor, place: int) -> Tensor:
-        """Drafts [groups] int64 at a place of the block; see `markov_draft`."""
-        keep = self.laws is not None and place < self.laws.shape[1]
-        found = draw_drafts(
-            logits, self.state, self.rows, self.length + place, self.purpose, keep_law=keep
-        )
-        if self.laws is not None and found.law is not None:
-            self.laws[self.rows, place] = found.law
-        return found.tokens
+    def start(self, base: Tensor) -> Choose:
+        """What chooses drafts [groups] int64 place by place; see `markov_draft`.
+
+        Args:
+            base: [groups, block, vocab] fp32.
+        """
+        groups, block = base.shape[:2]
+        among: list[Candidates | None] = [None] * block
+        if self.state.uses.noise:
+            place = torch.arange(block, device=base.device)
+            positions = (self.length.unsqueeze(1) + place).flatten()
+            rows = self.rows.unsqueeze(1).expand(-1, block).flatten()
+            found = candidates(base.flatten(0, 1), self.state, rows, positions, self.purpose)
+            parts = [part.view(groups, block, -1).unbind(1) for part in found]
+            among = [Candidates(*part) for part in zip(*parts, strict=True)]
+
+        def choose(logits: Tensor, place: int) -> Tensor:
+            keep = self.laws is not None and place < self.laws.shape[1]
+            drawn = draw_drafts(logits, self.state, self.rows, among[place], keep)
+            if self.laws is not None and drawn.law is not None:
+                self.laws[self.rows, place] = drawn.law
+            return drawn.tokens
+
+        return choose
 
 
 class Verification:

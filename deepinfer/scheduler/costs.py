@@ -103,11 +103,11 @@ class CostCurve:
             outermost beyond them; None if it is measured itself.
         """
         x = self._fitted().x  # first and last of each measured place
-        right = int(np.searchsorted(x, tokens[place], side="right"))
+        right = int(np.count_nonzero(x <= tokens[place]))
         if right % 2 or (right and x[right - 1] == tokens[place]):
             return None
-        first = int(np.searchsorted(tokens, x[right - 1], side="right")) if right else 0
-        end = int(np.searchsorted(tokens, x[right])) if right < len(x) else len(tokens)
+        first = int(np.count_nonzero(tokens <= x[right - 1])) if right else 0
+        end = int(np.count_nonzero(tokens < x[right])) if right < len(x) else len(tokens)
         if 0 < right < len(x):
             return (first + end) // 2
         return end - 1 if right else first

@@ -25,8 +25,7 @@ MOVES = {
     FREE: (PREFILL,),
     PREFILL: (DECODE, DRAINING, FREE),
     DECODE: (CLOSED, DRAINING, FREE),
-    # Its limit is reached for certain, unless its mask is late; its last result is awaited.
-    CLOSED: (DECODE, DRAINING, FREE),
+    CLOSED: (DRAINING, FREE),  # its limit is reached for certain, its last result is awaited
     DRAINING: (FREE,),  # it ended, but an uncollected step computes it
 }
 
@@ -108,7 +107,7 @@ class RowTable:
         holders: name of the request that is or was the last in every row.
         state: [rows + 1] int8, one of the states above.
         lo, hi: [rows + 1]; the tokens known for a row after all planned steps are between `lo` and
-            min(hi, limit), unless it ended. Equal when no step is uncollected.
+            min(hi, limit), unless it ended or a mask was late. Equal when no step is uncollected.
         limit: [rows + 1], as in `Job`.
         pages: [rows + 1], entries of its page table.
         last_step: [rows + 1], number of the last step that computes it, -1 = none.
@@ -217,10 +216,14 @@ class RowTable:
         ]
 
     def update_decoding(self) -> None:
-        """Bring `decoding` up to date; rows that reach their limit for certain leave it."""
+        """Bring `decoding` up to date; rows that reach their limit for certain leave it.
+
+        Nothing is certain of constrained rows while a step is uncollected: their masks may be late.
+        """
         if self._changed:
             self.decoding = self.which(DECODE)
-        full = self.decoding[self.lo[self.decoding] >= self.limit[self.decoding]]
+        rows = self.decoding
+        full = rows[(self.lo[rows] >= self.limit[rows]) & ~self.constrained[rows]]
         for row in full.tolist():
             self.move(row, CLOSED)
         if len(full):
@@ -259,15 +262,9 @@ class RowTable:
         return longest, booked
 
     def correct(self, rows: NDArray[np.int32], generated: NDArray[np.int32], booked: Ints) -> None:
-        """Replace what was booked for `rows` in a step by the tokens they generated.
-
-        A row without any token, because its mask was late, decodes again.
-        """
+        """Replace what was booked for `rows` in a step by the tokens they generated."""
         self.lo[rows] += generated - 1
         self.hi[rows] += generated - 1 - booked[rows]
-        late = rows[(generated == 0) & (self.state[rows] == CLOSED)]
-        for row in late.tolist():
-            self.move(row, DECODE)
 
     def masked(self, prefill: list[Prefill]) -> tuple[int, ...]:
         """Rows that generate in a step with these slices and need masks for it, ascending."""

@@ -93,9 +93,11 @@ class Speculation:
         start = temperatures(limits.max_draft, limits.drafting.temperature)
         self.calibration = Calibration(limits.max_draft, start)
         self._told = (1.0,) * limits.max_draft  # temperatures of the device
+        self._seen: Floats | None = None  # those looked at last
         self._depth = np.arange(limits.max_draft)
         shape = (limits.num_slots + 1, limits.max_draft)
         self._logits = np.zeros(shape, np.float32)
+        self._told_by: StepResult | None = None  # the newest result
         self._last: dict[bool, _Choice] = {}  # with prefill and without
         # How often a row verified so many drafts and accepted so many; row 0 has those that left.
         kinds = 1 + limits.max_draft
@@ -133,7 +135,7 @@ class Speculation:
         kept = self._kept_choice(size, room, most)
         if kept is not None:
             return kept
-        worth, left = self.survival(self._logits[rows]), room()
+        worth, left = self.survival(self._newest(rows)), room()
         least = int(left.min())
         if least < self._depths:
             worth[self._depth >= left[:, None]] = 0
@@ -175,7 +177,10 @@ class Speculation:
     def planned(self, drafts: int) -> tuple[float, ...]:
         """Book a step's budget; returns the temperatures if the device does not have them yet."""
         self._scheduled += drafts
-        wanted = tuple(self.calibration.temperature.tolist())
+        if self.calibration.temperature is self._seen:  # a fit makes another array
+            return ()
+        self._seen = self.calibration.temperature
+        wanted = tuple(self._seen.tolist())
         if wanted == self._told:
             return ()
         self._told = wanted
@@ -192,20 +197,27 @@ class Speculation:
         if not self._depths:
             return
         (self.mixed if size.prefill else self.plain).add(size.tokens, result.seconds)
-        row = result.row.astype(np.int64)
+        row = result.row
         verified = result.verified * live  # what an ended request had on its way does not count
         accepted = np.minimum(result.accepted, verified)
         kinds = 1 + self._depths
         self._flat[(row * kinds + verified) * kinds + accepted] += 1
         if self._results >= self._next_trial:
             self._next_trial = self._results + 1 + len(row) // _SAMPLED
-            self._trials.append(_Trials(self._logits[row], verified, accepted, result.flags))
+            self._trials.append(_Trials(self._newest(row), verified, accepted, result.flags))
         self._results += 1
         if self._results == self._next_fit:
             self._next_fit += min(max(_FIT, self._results // _LATER), _SELDOM)
             self._fit()
         if result.confidence.shape[1]:  # else nothing proposes drafts
-            self._logits[row] = result.confidence
+            self._told_by = result
+
+    def _newest(self, rows: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.float32]:
+        """[n, depths] confidences of the newest result; 0 for rows that it does not have."""
+        self._logits.fill(0)
+        if self._told_by is not None:
+            self._logits[self._told_by.row] = self._told_by.confidence
+        return self._logits[rows]
 
     def take(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Drafts verified and accepted of the request that leaves a row, by place in the block.

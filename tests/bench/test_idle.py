@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from deepinfer.bench import idle
 from deepinfer.bench.idle import Load, Step
+from deepinfer.cli import main
 from deepinfer.device import Event, find_device
 from deepinfer.engine.build import load
 from deepinfer.engine.options import EngineOptions
@@ -70,13 +71,13 @@ def test_both_ways_serve_the_whole_load_with_every_place_taken(network, monkeypa
     records = idle.run(network, "nano", [3], SMALL, json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == records
     wanted = [count for _, count in SMALL.drawn(3)]
-    assert [count for _, count, _ in seen] == 4 * wanted  # twice each way
+    assert [count for _, count, _ in seen] == 4 * wanted  # each way once for nothing, once measured
     assert [ahead for ahead, _, _ in seen] == [False] * 12 + [True] * 12
     for start in range(0, 24, 6):
         places = [at for _, _, at in seen[start : start + 6]]
         assert places[:3] == [1, 2, 3]
         assert max(places) == 3
-    assert list(tokens.values()) == [2 * sum(wanted)] * 2
+    assert list(tokens.values()) == [4 * sum(wanted)]
     synchronous, ahead, both = records
     assert [record["name"] for record in records] == [
         *("idle rows 3 synchronous", "idle rows 3 ahead", "idle rows 3")
@@ -87,3 +88,10 @@ def test_both_ways_serve_the_whole_load_with_every_place_taken(network, monkeypa
         assert record["decode_steps"] > 0
     assert both["idle"] == ahead["idle"]
     assert both["ratio"] == pytest.approx(synchronous["idle"] / ahead["idle"])
+
+
+def test_a_slice_needs_a_gpu_and_the_command_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    for suite in ("idle", "step"):
+        assert main(["bench", suite, "--rows", "8"]) == 2
+        assert "this machine shows 0 GPU(s)" in capsys.readouterr().err

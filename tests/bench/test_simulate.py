@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepinfer.bench.simulate.cost import StepCost, StepWork, read_cost
+from deepinfer.bench.simulate.device import Clock, CountingDevice, TimedRunner
+from deepinfer.bench.simulate.drafts import DraftLaw
 from deepinfer.bench.simulate.oracle import Oracle
 from deepinfer.bench.simulate.plot import ticks
 from deepinfer.bench.simulate.report import summary
@@ -21,7 +23,8 @@ from deepinfer.bench.simulate.traces import make_trace
 from deepinfer.cli import main
 from deepinfer.errors import ConfigError
 from deepinfer.request import Request, SamplingParams
-from deepinfer.scheduler import LATENCY, THROUGHPUT, Caching, Limits
+from deepinfer.scheduler import LATENCY, THROUGHPUT, Caching, Drafting, Limits, Scheduler
+from deepinfer.step import StepPlan
 from tests.scheduler.driver import Drive
 
 TRACE = Path(__file__).parents[2] / "examples" / "traces" / "shared_prefix.jsonl"
@@ -188,14 +191,61 @@ def test_a_turn_comes_after_the_answer_before_it_and_starts_with_all_that_was_sa
 
 
 def test_drafts_are_accepted_as_often_as_assumed():
-    lines = [TraceLine(0.0, "a", 0, 3, 900) for _ in range(8)]
+    lines = [TraceLine(0.0, "a", 0, 3, 400) for _ in range(8)]
     limits = replace(LIMITS, num_pages=2000, max_model_len=1000, max_num_seqs=6, max_draft=3)
     limits = replace(limits, max_num_batched_tokens=24)  # enough to verify every draft
     few = simulate(lines, Setup(limits, THROUGHPUT, COST, acceptance=0.0)).points[-1].counters
-    assert (few.drafts_accepted, few.generated) == (0, 7200)
+    assert (few.drafts_accepted, few.generated) == (0, 3200)
     some = simulate(lines, Setup(limits, THROUGHPUT, COST, acceptance=0.5)).points[-1].counters
     full = [0.5, 0.25, 0.125]  # drafts of a position count only behind right ones
     assert some.drafts_accepted / some.drafts_verified == pytest.approx(sum(full) / 3, abs=0.02)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_adaptive_drafts_are_planned_from_simulated_times_and_confidences(check):
+    lines = [TraceLine(0.0, "a", 0, 3, 150) for _ in range(8)]
+    steep = StepCost(base=0.01, decode_row=0.01, draft=0.02, tile=2)
+    limits = replace(LIMITS, num_pages=2000, max_model_len=1000, max_num_seqs=6, max_draft=3)
+    limits = replace(limits, max_num_batched_tokens=24)
+    found = []
+    for adaptive in (False, True):
+        allowed = replace(limits, drafting=Drafting(adaptive))
+        setup = Setup(allowed, THROUGHPUT, steep, acceptance=0.3, check=check)
+        outcome = simulate(lines, setup)
+        assert outcome == simulate(lines, setup)
+        assert all(entry.output_tokens == 150 for entry in outcome.served)
+        found.append((outcome.seconds, outcome.points[-1].counters.drafts_verified))
+    (slow, many), (fast, few) = found
+    assert few < 0.5 * many
+    assert fast < 0.8 * slow
+
+
+def test_plans_of_an_adaptive_run_give_equal_results_and_times_on_a_fresh_runner():
+    limits = replace(LIMITS, max_draft=3, drafting=Drafting(True), num_pages=200)
+    limits = replace(limits, max_num_batched_tokens=24)
+
+    def runner():
+        return TimedRunner(CountingDevice(3, DraftLaw([0.6], boast=2.0)), limits, COST, Clock())
+
+    first, scheduler, lines = runner(), Scheduler(limits, THROUGHPUT), []
+    for number in range(4):
+        params = SamplingParams(max_tokens=50, ignore_eos=True)
+        scheduler.add(Request(str(number), (number, 3), params, seed=number))
+    while (plan := scheduler.plan(0.0)) is not None:
+        first.forward(plan)
+        result = first.collect(plan.number)
+        scheduler.apply(result, 0.0)
+        lines.append((plan.to_json(), result))
+    again = runner()
+    budgets = set()
+    for text, result in lines:
+        plan = StepPlan.from_json(text)
+        budgets.add(plan.draft_budget)
+        again.forward(plan)
+        found = again.collect(plan.number)
+        assert found.equal(result)
+        assert found.seconds == result.seconds > 0
+    assert len(budgets) > 3
 
 
 def test_limits_agree_with_those_of_the_engine():

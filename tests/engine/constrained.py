@@ -26,7 +26,7 @@ from tests.engine.engines import LIMITS, core
 from tests.model.networks import network
 
 ADDED = ("<begin>", "<end>", "<pad>", "<think>", "</think>", "｜DSML｜", "<image>")
-END, THINK, THINK_END = 1, 3, 4
+END, THINK_END, MARK = 1, 4, 5
 LETTERS = [*'{}[]":,.-+_<>/()|*?=', "Ġ", "Ċ", *"0123456789", *"abcdefghijklmnopqrstuvwxyz"]
 PAIRS = [("t", "r"), ("u", "e"), ("a", "b"), ('"', ":"), ("1", "0"), ("}", "}"), ("n", "o")]
 

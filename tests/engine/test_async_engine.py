@@ -110,7 +110,7 @@ def test_a_bug_answers_everybody_and_refuses_the_rest():
     calls = 0
     honest = broken.core.runner.sample
 
-    def sample(number):
+    def sample(number, masks=None):
         nonlocal calls
         calls += 1
         if calls == 4:

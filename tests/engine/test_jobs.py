@@ -1,5 +1,6 @@
 """Batch files: every line becomes a job, every answer a record, and a cut job goes on."""
 
+import dataclasses
 import json
 import re
 
@@ -9,7 +10,13 @@ from hypothesis import strategies as st
 
 from deepinfer.engine.jobs import AnswerFile, Job, generated, parse_lines, scored
 from deepinfer.errors import ConfigError
-from deepinfer.request import CompletionOutput, RequestOutput, SamplingParams, ScoreOutput
+from deepinfer.request import (
+    CompletionOutput,
+    RequestOutput,
+    SamplingParams,
+    ScoreOutput,
+    StructuredOutputsParams,
+)
 
 DEFAULTS = SamplingParams(temperature=0)
 
@@ -53,6 +60,35 @@ def test_a_bad_line_becomes_a_job_with_its_reason(line, message):
     (job,) = parse(line)
     assert job.prompt is None
     assert re.search(message, job.error or ""), job.error
+
+
+def test_a_line_may_demand_a_form_in_either_spelling_and_goes_before_the_defaults():
+    given = dataclasses.replace(DEFAULTS, structured_outputs=StructuredOutputsParams(regex="a"))
+    own = {"schema_type": "regex", "schema": "b"}
+    texts = [
+        json.dumps("x"),
+        json.dumps({"prompt": "x", "structured_outputs": {"choice": ["u", "v"]}}),
+        json.dumps({"prompt": "x", "so_args": own}),
+        json.dumps({"prompt": "x", "structured_outputs": None}),
+        json.dumps({"prompt": "x", "structured_outputs": {"choices": ["u"]}}),
+        json.dumps({"prompt": "x", "structured_outputs": "json"}),
+    ]
+    plain, choice, args, none, unknown, text = parse_lines(texts, given)
+    assert plain.params.structured_outputs == StructuredOutputsParams(regex="a")
+    assert choice.params.structured_outputs == StructuredOutputsParams(choice=["u", "v"])
+    assert (args.params.structured_outputs, args.params.so_args) == (None, own)
+    assert none.params.structured_outputs is None
+    assert "choices" in (unknown.error or "")
+    assert "use StructuredOutputsParams" in (text.error or "")
+
+
+def test_a_record_says_what_was_demanded_and_what_a_second_reader_says():
+    completion = CompletionOutput(0, "thought</think>12", (5,), structured="12", violation="wrong")
+    (job,) = parse("x")
+    record = generated(job, RequestOutput("0", "x", (1,), (completion,)))
+    assert (record["structured"], record["violation"]) == ("12", "wrong")
+    plain = generated(job, RequestOutput("0", "x", (1,), (CompletionOutput(0, "t", (5,)),)))
+    assert not {"structured", "violation", "message"} & set(plain)
 
 
 def test_a_bad_line_keeps_its_name():

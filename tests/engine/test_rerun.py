@@ -29,10 +29,10 @@ SMALL = {
 }
 DRAFTS = {"num_speculative_tokens": 2}
 PROMPTS = [
-    [(7 * i + 3 * k) % 900 + 5 for k in range(length)] for i, length in enumerate((150, 9, 30))
+    [(7 * i + 3 * k) % 900 + 5 for k in range(length)] for i, length in enumerate((40, 9, 20))
 ]
 PARAMS = [
-    SamplingParams(temperature=1, seed=3, max_tokens=14, logprobs=1, ignore_eos=True),
+    SamplingParams(temperature=1, seed=3, max_tokens=12, logprobs=1, ignore_eos=True),
     SamplingParams(temperature=0, max_tokens=8, allowed_token_ids=range(100, 600)),
     SamplingParams(
         *(2, 0.8, 0.9, 40), seed=5, max_tokens=6, repetition_penalty=1.2, logprobs=0
@@ -121,14 +121,13 @@ def test_an_untouched_record_is_equal_though_it_ran_in_company_and_with_drafts(r
 
 
 def test_another_order_of_sums_is_numerics_from_the_first_token_on(model, recorded):
-    other = LLM(model, ops={"linear_fp8": "cpu", "experts": "cpu", "head": "cpu"}, **SMALL)
+    other = LLM(model, ops={"head": "cpu"}, **SMALL)
     verdict = rerun(other.core, recorded["0"])
     assert verdict.kind == "numerics"
     assert verdict.place is not None
-    assert verdict.place.position < 2
+    assert verdict.place.position < 4
     assert 0 < verdict.drift < 2
-    assert rerun(other.core, recorded["0"], bound=1e-6).kind == "corruption"
-    assert rerun(other.core, recorded["2/0"]).kind != "corruption"
+    assert rerun(other.core, recorded["0"], bound=1e-7).kind == "corruption"
 
 
 def test_a_changed_token_is_corruption_where_it_is(recorded, llm):
@@ -147,9 +146,9 @@ def test_a_changed_token_is_corruption_where_it_is(recorded, llm):
     assert "impossible" in verdict.reason
 
 
-def others_windows(state):
-    """Every slot has what another request left; all numbers are good ones."""
-    state.slots[1:5] = state.slots[1:5].roll(1, 0)
+def forgotten(state):
+    """Windows of zeros: good numbers, but not those of the tokens."""
+    state.slots.zero_()
 
 
 def rubbish(state):
@@ -157,7 +156,11 @@ def rubbish(state):
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"), [(others_windows, "equal bit by bit"), (rubbish, "failed")]
+    ("damage", "words"),
+    [
+        (forgotten, "equal bit by bit"),
+        pytest.param(rubbish, "failed", marks=pytest.mark.slow),
+    ],
 )
 def test_damaged_state_is_corruption_from_the_step_that_read_it(
     model, recorded, llm, tmp_path, damage, words

@@ -7,7 +7,7 @@ import torch
 
 from deepinfer.engine.options import EngineOptions, options_from
 from deepinfer.engine.profile import profile
-from deepinfer.engine.speculative import Speculative, speculative
+from deepinfer.engine.speculative import Speculative, calibrated, speculative
 from deepinfer.errors import ConfigError
 from deepinfer.request import SamplingParams
 from deepinfer.runner.dspark import DraftStages
@@ -101,6 +101,20 @@ def test_speculative_config_says_how_many_who_chooses_and_what_is_known():
     assert speculative(everything) == Speculative(5, Drafting(True, (1.0, 2.5)), 2.0, "block")
     loose = EngineOptions(speculative_config=everything, deterministic=False)
     assert loose.speculative().tokens == 5
+
+
+def test_a_model_brings_its_start_temperatures_unless_the_caller_names_some(tmp_path):
+    assert calibrated(tmp_path, {"policy": "adaptive"}) == {"policy": "adaptive"}
+    path = tmp_path / "calibration.json"
+    path.write_text('{"temperature": [1.5, 2]}')
+    assert calibrated(tmp_path, None) is None
+    assert calibrated(tmp_path, {}) == {"temperature": [1.5, 2]}
+    assert speculative(calibrated(tmp_path, {})).drafting.temperature == (1.5, 2)
+    assert calibrated(tmp_path, {"temperature": 3}) == {"temperature": 3}
+    for wrong in ("{", "[]", "{}"):
+        path.write_text(wrong)
+        with pytest.raises(ConfigError, match="calibration.json"):
+            calibrated(tmp_path, {})
 
 
 @pytest.mark.parametrize(

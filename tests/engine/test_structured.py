@@ -11,10 +11,11 @@ import pytest
 from deepinfer.engine.async_engine import AsyncEngine
 from deepinfer.engine.constrained import Demand
 from deepinfer.errors import RequestError
-from deepinfer.grammar import After, Constraint
+from deepinfer.grammar import After, AtEach, Constraint, Tool, tool_calls
 from deepinfer.request import SamplingParams, StructuredOutputsParams
 from tests.engine.constrained import (
     END,
+    MARK,
     THINK_END,
     Knowing,
     run,
@@ -51,7 +52,12 @@ MIX = [
     ("one two three " * 9, params("spaced", seed=6, max_tokens=20)),
     ("x<think>", params("regex", logit_bias={THINK_END: 4.0}, max_tokens=40)),
     ("c", params("choice", temperature=0, n=2)),
-    ("((", params("ebnf", repetition_penalty=1.2, max_tokens=15, logprobs=2)),
+    (
+        "((",
+        params(
+            "ebnf", repetition_penalty=1.2, max_tokens=15, logprobs=2, logprobs_mode="processed"
+        ),
+    ),
     ("greedy and free", params(temperature=0, max_tokens=9, logprobs=1)),
     ("ab", params("regex", top_k=5, stop=["-1"])),
 ]
@@ -88,7 +94,7 @@ def test_served_alone_a_text_satisfies_its_demand(alone):
 
 @pytest.mark.parametrize(
     ("drafts", "ahead", "pages", "patience"),
-    [(0, True, 12, 60), (3, False, 12, 0), (5, True, 3, 60)],
+    [(3, False, 12, 0), (5, True, 3, 60), pytest.param(0, True, 12, 60, marks=pytest.mark.slow)],
 )
 def test_company_chunks_overlap_drafts_preemption_and_late_masks_change_nothing(
     alone, drafts, ahead, pages, patience
@@ -189,8 +195,8 @@ def test_a_text_that_is_cut_is_the_beginning_of_a_valid_one():
         ({"structured_outputs": FORMS["choice"], "min_tokens": 25}, "no token is allowed"),
     ],
 )
-def test_what_cannot_be_satisfied_is_the_error_of_that_request_only(values, says):
-    free = ("free", params(max_tokens=6))
+def test_what_cannot_be_satisfied_is_the_error_of_that_request_only(alone, values, says):
+    free = MIX[1]
     asked = [
         free,
         ("bad", SamplingParams(max_tokens=30, seed=1, **values)),
@@ -198,7 +204,7 @@ def test_what_cannot_be_satisfied_is_the_error_of_that_request_only(values, says
     ]
     first, bad, last = run(service(ahead=True)[0], asked)
     assert says in (bad.error or "")
-    assert outcome(first) == outcome(run(service()[0], [free])[0])
+    assert outcome(first) == outcome(alone[1])
     assert outcome(last)[0].text in ("yes", "no", "not at all")
 
 
@@ -249,6 +255,33 @@ def test_a_grammar_that_takes_long_holds_nobody_else_up():
     while not engine.idle:
         done |= {o.request_id: o for o in engine.step() if o.finished}
     assert outcome(done["slow"])[0].text in ("yes", "no", "not at all")
+
+
+def test_calls_in_free_text_are_enforced_also_inside_drafts():
+    tool = Tool("f", None, strict=True)
+    demand = Demand(tool_calls([tool], "v4.1", required=False, parallel=False), AtEach(MARK, b"<"))
+    opener = tokenizer().encode("<")[0]
+    bias = {opener: 12.0, MARK: 14.0, END: -100.0}
+    wanted = SamplingParams(max_tokens=80, seed=2, logit_bias=bias)
+
+    def answer(drafts, answers=()):
+        limits = dataclasses.replace(LIMITS, max_draft=drafts)
+        proposer = Knowing(drafts, answers) if drafts else None
+        engine, _ = service(limits, ahead=True, proposer=proposer)
+        engine.add("0", "a", wanted, demand=demand)
+        outputs = [output for _ in range(400) for output in engine.step() if output.finished]
+        engine.close()
+        return outputs[0]
+
+    alone = answer(0)
+    (completion,) = outcome(alone)
+    calls = re.findall("<｜DSML｜ calls>\n(.*?)</｜DSML｜ calls>", completion.text, re.DOTALL)
+    assert len(calls) == 1
+    assert not completion.text.endswith("calls>")  # free again
+    assert calls[0].split() == ["<｜DSML｜", "invoke", 'name="f">', "</｜DSML｜", "invoke>"]
+    assert completion.structured is None  # it begins more than once
+    known = [(*alone.prompt_token_ids, *completion.token_ids)]
+    assert outcome(answer(4, known)) == [completion]
 
 
 def test_a_second_reader_that_disagrees_is_told():

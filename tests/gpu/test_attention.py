@@ -71,10 +71,41 @@ def test_scores_of_any_size_stay_finite(gpu):
         assert bool((row_errors(found, sparse_attention.reference(**scaled)) < 2e-2).all())
 
 
+@pytest.mark.parametrize("ratio", [0, 1, 2])
+def test_fifty_repeats_over_poisoned_memory_have_the_bits_of_the_row_alone(gpu, ratio):
+    make = Maker(LIKE_THE_RELEASE, device=gpu.device)
+    case = cases.case(make, make.batch([(40 * row, 1) for row in range(64)]), ratio=ratio)
+    whole = kernel.sparse_attention(**case)
+    rows = (0, 1, 31, 63)
+    alone = []
+    for row in rows:
+        index = torch.tensor([row], device=gpu.device)
+        alone.append(rows_of(case, cases.PER_TOKEN, index))
+    for repeat in range(50):
+        poison = torch.full((2**24 + repeat,), 255, dtype=torch.uint8, device=gpu.device)
+        del poison
+        assert torch.equal(kernel.sparse_attention(**case), whole)
+        row = repeat % len(rows)
+        assert torch.equal(kernel.sparse_attention(**alone[row])[0], whole[rows[row]])
+
+
+@pytest.mark.parametrize("size", [1, 8, 15, 16, 40, 100])
+def test_scales_of_any_size_are_decoded_as_in_the_reference(gpu, size):
+    case = given(gpu, LIKE_THE_RELEASE, 1)
+    window, latent = case["layout"].window, case["layout"].latent
+    for place in ("records", "ring"):
+        case[place][..., window.code_bytes :] = size
+    case["pages"].latents[..., latent.code_bytes :] = size
+    found, wanted = kernel.sparse_attention(**case), sparse_attention.reference(**case)
+    assert bool(torch.isfinite(found).all())
+    assert bool((row_errors(found, wanted) < 2e-2).all())
+
+
 @pytest.mark.parametrize("ratio", [0, 1])
-def test_the_shapes_of_programs_change_no_bits(gpu, ratio):
+def test_the_shapes_of_programs_change_no_bits(gpu, ratio, monkeypatch):
     case = given(gpu, LIKE_THE_RELEASE, ratio)
     wanted = kernel.sparse_attention(**case)
+    monkeypatch.setattr(kernel, "_TOKENS", 100)  # of 211
     for tiles in (
         kernel.Tiles(64, 2, 64, 4, 2),
         kernel.Tiles(256, 1, 256, 8, 1),

@@ -120,3 +120,29 @@ def test_packing_keeps_the_bytes_and_refuses_too_large_scales(gpu):
     scale[1, 2, 3] = 161
     with pytest.raises(ValueError, match="161"):
         pack(ExpertWeights(weights.w13, Fp4Weight(weights.w2.codes, scale)))
+
+
+@pytest.mark.parametrize("rows", [64, 128, 256])
+@pytest.mark.parametrize("tokens", [3, 16, 40, 64])
+def test_a_tile_of_its_own_for_each_expert_changes_no_bits(gpu, rows, tokens):
+    weights = pack(cases.expert_weights(12, HIDDEN, INNER, gpu.device))
+    x = cases.activations(tokens, HIDDEN, gpu.device)
+    ids, share = cases.routing(tokens, 12, 6, gpu.device)
+    ids[(ids == 7) | (ids == 11)] = -1  # experts without any token
+    shared, own = Tile(128, 64, 4, 3), Tile(rows, 16 if tokens <= 16 else 64, max(4, rows // 32), 4)
+    wanted = kernels.launch(x, ids, share, weights, LIMIT, Tiles(shared, shared))
+    poisoned()
+    found = kernels.launch(x, ids, share, weights, LIMIT, Tiles(own, own, own=True))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_few_experts_give_a_row_the_same_bits_in_any_batch(gpu):
+    weights = pack(cases.expert_weights(6, HIDDEN, INNER, gpu.device))
+    x = cases.activations(300, HIDDEN, gpu.device)
+    ids, share = cases.routing(300, 6, 6, gpu.device)
+    whole = kernels.experts(x, ids, share, weights, limit=LIMIT)
+    for first, last in ((0, 1), (9, 25), (30, 62), (100, 164), (200, 270)):
+        rows = slice(first, last)
+        part = Quantised(x.codes[rows], x.scale[rows])
+        found = kernels.experts(part, ids[rows], share[rows].contiguous(), weights, limit=LIMIT)
+        torch.testing.assert_close(found, whole[rows], rtol=0, atol=0)

@@ -87,7 +87,8 @@ def test_steps_never_wait_but_to_collect(gpu, captured, requests, least):
     assert calm.steps >= least
 
 
-ASKED = [[3 + i, 7, 11 * i + 4] for i in range(9)]
+# Short prompts and some that run the decoder layers with their last 140 tokens only.
+ASKED = [[(7 * i + 11 * k) % 900 + 3 for k in range((3, 60, 170)[i % 3])] for i in range(9)]
 PARAMS = [
     SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=20 + i, ignore_eos=True, logprobs=1)
     for i in range(9)
@@ -95,7 +96,10 @@ PARAMS = [
 
 
 def answers(nano, **options):
-    """What an engine on the device answers, the budgets of drafts of its steps, and the runner."""
+    """What an engine on the device answers, plans and graph shapes of its steps, and replays.
+
+    Prompts come three at a time, so that steps with prompts are captured too.
+    """
     llm = LLM(
         nano,
         device="cuda",
@@ -104,39 +108,42 @@ def answers(nano, **options):
         max_num_seqs=16,
         **options,
     )
-    made, budgets = llm.runner, []
+    made, steps, outputs = llm.runner, [], []
     assert isinstance(made, TorchRunner)
     forward = made.forward
 
     def seen(plan):
-        budgets.append(plan.draft_budget)
         forward(plan)
+        steps.append((plan, made._steps[plan.number].shape))
 
     made.forward = seen
-    outputs = [output.outputs for output in llm.generate(ASKED, PARAMS, use_tqdm=False)]
-    return outputs, budgets, made
+    for low in range(0, len(ASKED), 3):
+        group = slice(low, low + 3)
+        outputs += llm.generate(ASKED[group], PARAMS[group], use_tqdm=False)
+    return [output.outputs for output in outputs], steps, made.captures.replays
 
 
 @pytest.fixture(scope="module")
 def plain(gpu, nano):
     """Answers without drafts, in captured steps."""
-    outputs, budgets, made = answers(nano)
-    assert made.captures.replays > 0
-    assert not any(budgets)
+    outputs, steps, replays = answers(nano)
+    assert replays > 0
+    assert [shape.tokens for plan, shape in steps if plan.prefill] == [256] * 3
     return outputs
 
 
 def test_the_engine_answers_the_same_without_graphs(plain, nano):
-    outputs, _, made = answers(nano, enforce_eager=True)
-    assert made.captures.replays == 0
+    outputs, steps, replays = answers(nano, enforce_eager=True)
+    assert replays == 0
+    assert not any(plan.draft_budget for plan, _ in steps)
     assert outputs == plain
 
 
 def test_adaptive_drafts_change_no_answer(plain, nano):
     drafts = {"num_speculative_tokens": 5, "policy": "adaptive"}
-    outputs, budgets, made = answers(nano, speculative_config=drafts)
-    assert made.captures.replays > 0
-    assert len(set(budgets)) > 2
+    outputs, steps, replays = answers(nano, speculative_config=drafts)
+    assert replays > 0
+    assert len({plan.draft_budget for plan, _ in steps}) > 2
     assert outputs == plain
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from deepinfer.bench import cases
 from deepinfer.ops.formats import Quantised, quantise_fp8
 from deepinfer.ops.linear_fp8 import linear_fp8
-from deepinfer.ops.linear_fp8.plan import Tile, segments
+from deepinfer.ops.linear_fp8.plan import Tile, choose, segments
 
 pytest.importorskip("triton")
 from deepinfer.ops.linear_fp8 import triton as kernel
@@ -67,11 +67,33 @@ def test_repeated_calls_have_equal_bits(gpu):
         torch.testing.assert_close(kernel.linear_fp8(x, packed), first, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 32, 4, 5), Tile(128, 16, 8, 3), Tile(128, 64, 4, 2)])
-def test_tiles_change_no_bits(gpu, tile):
+TILES = [
+    Tile(64, 32, 4, 5),
+    Tile(128, 16, 8, 3),
+    Tile(128, 64, 4, 2),
+    Tile(64, 64, 4, 4, None, True),
+    Tile(128, 64, 4, 8, None, True),
+    Tile(128, 64, 8, 8, None, True),
+    Tile(256, 64, 8, 4, None, True),
+]
+
+
+@pytest.mark.parametrize("count", [1, segments(5120, 2304), 5])  # 18 steps; 5 parts are uneven
+@pytest.mark.parametrize("tile", TILES)
+def test_tiles_change_no_bits(gpu, tile, count):
     packed = kernel.pack(cases.fp8_weight(5120, 2304, gpu.device))
     x = cases.activations(50, 2304, gpu.device)
-    count = segments(5120, 2304)
     wanted = kernel.summed(kernel.launch(x, packed, Tile(64, 64, 4, 4), count))
     found = kernel.summed(kernel.launch(x, packed, tile, count))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 7])
+def test_one_program_adds_segments_as_many_programs_do(gpu, count):
+    packed = kernel.pack(cases.fp8_weight(640, 2304, gpu.device))
+    x = cases.activations(200, 2304, gpu.device)
+    some = Quantised(x.codes[100:140], x.scale[100:140])
+    whole = kernel.launch(x, packed, choose(200, count), count)
+    for tile in (Tile(64, 64, 4, 4), choose(40, count), Tile(128, 64, 4, 4, None, True)):
+        part = kernel.summed(kernel.launch(some, packed, tile, count))
+        torch.testing.assert_close(part, whole[100:140], rtol=0, atol=0)

@@ -21,6 +21,13 @@ def test_both_products_share_the_width_of_the_tile_table(tokens, k, experts):
     assert tiles.gate_up.tokens == 128 or tiles.gate_up.tokens >= tokens * k / experts
 
 
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 384))
+def test_a_tile_of_its_own_holds_whatever_an_expert_gets(tokens, k, experts):
+    tiles = choose(tokens, k, experts)
+    assert not tiles.own or tokens <= tiles.gate_up.tokens
+    assert not tiles.own or experts <= 64  # the first program of the sort names all tiles
+
+
 @given(st.integers(1, 600), st.integers(1, 80))
 def test_segments_are_equal_and_not_too_short(blocks, steps):
     count = segments(blocks * 64, steps * 128)

@@ -29,6 +29,8 @@ CUTS = (
     RowSampling(top_p=1 - 1e-16),
     RowSampling(temperature=1e-3, top_p=0.5, top_k=70_000),
     RowSampling(temperature=50.0, top_p=0.5),
+    RowSampling(top_k=3, top_p=0.7),
+    RowSampling(temperature=0.2, top_p=0.999999),
 )
 
 

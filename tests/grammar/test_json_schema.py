@@ -241,6 +241,8 @@ def test_json_object_is_any_object():
 
 @given(SCHEMAS)
 def test_preparing_keeps_what_a_schema_means(schema):
+    # Formats of dates become patterns, which more validators look at.
+    assume('time"' not in json.dumps(schema))
     copy, _ = prepare_schema(json.loads(json.dumps(schema)), LIMITS, open_objects=True)
     jsonschema.Draft202012Validator.check_schema(copy)
     for value in (None, 3, "a", {}, [], {"a": 1}, [1, "b"]):
@@ -257,6 +259,9 @@ def test_judge_of_finished_texts_finds_what_is_wrong():
         Constraint("json_schema", '{"properties": {"a": {"items": {"pattern": "^\\\\d$"}}}}'),
         '{"a": ["٣"]}',
     )
+    for number in ("1e40", "3e3293293202249202290229849", "-1e-99999999999999999999", "1e9999"):
+        assert check_finished(schema, number) == ""
+        assert check_finished(Constraint("json_schema", '{"type": "number"}'), number) == ""
     assert "no JSON object" in check_finished(Constraint("json_object", ""), "[]")
     assert check_finished(Constraint("json_object", ""), "{}") == ""
     assert "none of the choices" in check_finished(Constraint("choice", '["a"]'), "b")

@@ -91,12 +91,22 @@ def documents_of(batch):
             yield row, place
 
 
-def close(left, right, mode):
-    """Absolute in fp32; a share of the deviation where each rounding to bf16 may differ."""
+def off(left, right, mode):
+    """Largest difference in fp32; in bf16, where single roundings may differ, its part of the
+    deviation."""
     if mode == "noquant":
-        assert float((left - right).abs().max()) < 1e-4
+        return float((left - right).abs().max())
+    return float((left - right).square().mean().sqrt() / right.std())
+
+
+def check(errors, mode):
+    """A rounding point that is left out costs 0.13 to 0.25 in such models (model.md 14); a choice
+    that tips over costs more, in single rows."""
+    if mode == "noquant":
+        assert max(errors) < 1e-4
     else:
-        assert float((left - right).square().mean().sqrt() / right.std()) < 0.25
+        assert np.median(errors) < 0.12
+        assert np.quantile(errors, 0.9) < 0.3
 
 
 @pytest.mark.parametrize("mode", DTYPES)
@@ -106,10 +116,13 @@ def test_logits_equal_those_of_the_engine(mode):
     hidden = trace.hidden.view(*rows.shape, -1)
     net = engine(mode)
     head = weights["head.weight"].detach().float()
+    found = []
     for row, place in documents_of(batch):
         ids = batch.ids[row, place].tolist()
         theirs = run(net, new_state(net), [RowSlice(ids, 0, len(ids), 1, (1, 2))])
-        close(hidden[row, place].float() @ head.T, net.logits(theirs.hidden), mode)
+        logits = hidden[row, place].float() @ head.T
+        found += [off(*pair, mode) for pair in zip(logits, net.logits(theirs.hidden), strict=True)]
+    check(found, mode)
 
 
 @pytest.mark.parametrize("start", [0, 1, 17, 40])
@@ -132,7 +145,7 @@ def test_drafts_equal_those_of_the_engine(mode, start):
     with torch.no_grad():
         drafted, _ = Drafter(net, STRIDE).forward(rows, trace, found, weights)
     theirs = engine(mode)
-    drafter, state = EngineDrafter(theirs), new_state(theirs)
+    drafter, errors = EngineDrafter(theirs), []
     ids = batch.ids[0].tolist()
     for number, place in enumerate(found.place.tolist()):
         if place < start or place + 1 >= len(ids):
@@ -144,15 +157,14 @@ def test_drafts_equal_those_of_the_engine(mode, start):
         drafter.seed(done.features, done.batch, state)
         one = torch.tensor
         drafts = drafter.draft(one([ids[place + 1]]), one([place]), one([1]), one([start]), state)
-        if mode == "checkpoint":
-            continue
-        embed = weights["mtp.1.markov_head.embed.weight"].detach()
-        head = weights["mtp.1.markov_head.head.weight"].detach()
+        embed = weights["mtp.1.markov_head.embed.weight"].detach().float()
+        head = weights["mtp.1.markov_head.head.weight"].detach().float()
         before = torch.cat((one([ids[place + 1]]), drafts.tokens[0, :-1]))
-        close(drafted.base[number].detach() + embed[before] @ head.T, drafts.logits[0], mode)
-        joined = torch.cat((drafted.hidden[number].detach(), embed[before]), -1)
-        says = joined @ weights["mtp.1.confidence_head.proj.weight"].detach()[0]
-        close(says, drafts.confidence[0], mode)
+        errors.append(off(drafted.base[number] + embed[before] @ head.T, drafts.logits[0], mode))
+        joined = torch.cat((drafted.hidden[number].float(), embed[before]), -1)
+        says = joined @ weights["mtp.1.confidence_head.proj.weight"].detach()[0].float()
+        errors.append(off(says, drafts.confidence[0], mode))
+    check(errors, mode)
 
 
 def test_documents_of_a_row_do_not_see_each_other():

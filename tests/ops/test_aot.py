@@ -51,7 +51,7 @@ def test_a_kernel_that_cannot_be_compiled_is_reported_and_does_not_raise(listed)
     broken = aot.Variant(
         variant.kernel,
         variant.signature,
-        (("SEGMENTS", 1), ("BLOCK", 1000)),
+        tuple((name, 1000 if name == "BLOCK" else value) for name, value in variant.constants),
         variant.aligned,
         variant.options,
     )

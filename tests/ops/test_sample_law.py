@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepinfer.ops.noise import NoiseKey, Purpose
-from deepinfer.ops.sample import SamplerTable, draw_drafts, sample
+from deepinfer.ops.sample import SamplerTable, candidates, draw_drafts, sample
 from deepinfer.ops.sample.cases import SAMPLINGS, admitted
 from deepinfer.ops.sample.elementary import exp, log, probabilities
 from deepinfer.step import RowSampling
@@ -86,6 +86,11 @@ def test_draws_at_neighbouring_positions_and_of_sample_indexes_are_independent()
 # --- drafts and elementary functions -------------------------------------------------------------
 
 
+def drawn(logits, state, rows, positions, purpose):
+    among = candidates(logits, state, rows, positions, purpose)
+    return draw_drafts(logits, state, rows, among, keep_law=True)
+
+
 def test_coupled_drafts_of_the_targets_own_logits_are_always_right():
     table = SamplerTable(3)
     table.admit(admitted(1, 1, RowSampling(temperature=0.8)))
@@ -93,9 +98,9 @@ def test_coupled_drafts_of_the_targets_own_logits_are_always_right():
     rows, positions = torch.tensor([1, 2]).repeat(50), torch.arange(1, 101)
     logits, tokens = torch.randn(100, 30), torch.zeros(3, 100, dtype=torch.int64)
     target = sample.reference(logits, table.state, rows, positions, tokens, None, True)
-    drafts = draw_drafts(logits, table.state, rows, positions, Purpose.TARGET, True)
+    drafts = drawn(logits, table.state, rows, positions, Purpose.TARGET)
     assert same(tuple(drafts), (target.tokens, target.law))
-    other = draw_drafts(logits, table.state, rows, positions, Purpose.DRAFT).tokens
+    other = drawn(logits, table.state, rows, positions, Purpose.DRAFT).tokens
     assert (other[rows == 2] == target.tokens[rows == 2]).all()
     assert (other[rows == 1] == target.tokens[rows == 1]).float().mean() < 0.5
 
@@ -104,9 +109,7 @@ def test_a_drafter_that_is_not_finite_still_gives_valid_ids():
     table = SamplerTable(2)
     table.admit(admitted(1, 1, RowSampling()))
     logits = torch.tensor([[0.0, math.nan, 1.0], [INF, 0.0, 0.0]])
-    drafts = draw_drafts(
-        logits, table.state, torch.tensor([1, 1]), torch.tensor([1, 2]), Purpose.DRAFT, True
-    )
+    drafts = drawn(logits, table.state, torch.tensor([1, 1]), torch.tensor([1, 2]), Purpose.DRAFT)
     assert drafts.law is not None
     assert drafts.law.tolist() == [[0.0] * 3] * 2
     assert ((drafts.tokens >= 0) & (drafts.tokens < 3)).all()

@@ -241,8 +241,7 @@ def enumerated(table, drafted_by, drafts, rule):
 
 
 def by_block(p, q, path):
-    tensors = [torch.from_numpy(law)[None] for law in (p, q)]
-    found = judge(*tensors, torch.tensor([path]))
+    found = judge(torch.from_numpy(p)[None], torch.from_numpy(q)[None], torch.tensor([path]))
     limits = found.surplus / (found.surplus + found.rest).clamp(min=1e-300)
     chances, left = [], 1.0
     for limit in limits[0].tolist()[::-1]:

@@ -47,8 +47,8 @@ class Watching(DraftStages):
                     rows=groups[place, None], length=torch.tensor([len(known)])
                 )
                 values = vars(drawing.state).items()
-                copies = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in values}
-                alone = alone._replace(state=type(drawing.state)(**copies))
+                copies = {n: v.clone() for n, v in values if isinstance(v, torch.Tensor)}
+                alone = alone._replace(state=dataclasses.replace(drawing.state, **copies))
                 self.seen.append((known, found.tokens[place], found.confidence[place], alone))
         return found
 
@@ -60,7 +60,7 @@ def expected(net, known, drafts, drawing):
     assert forward.features is not None
     drafter.seed(forward.features, forward.batch, state)
     newest, anchor, zero = (torch.tensor([n]) for n in (known[-1], last - 1, 0))
-    found = drafter.draft(newest, anchor, torch.tensor([1]), zero, state, drawing.choose)
+    found = drafter.draft(newest, anchor, torch.tensor([1]), zero, state, drawing.start)
     return found.tokens[0, :drafts], found.confidence[0, :drafts]
 
 

@@ -155,15 +155,15 @@ class Watched:
         with self.monkeypatch.context() as patched, self.watch:
             for name in LOOKS:
                 patched.setattr(torch.Tensor, name, refuse)
-            for place in ("runner.rows", "ops.sample.state"):
+            for place in ("runner.rows", "runner.masks", "ops.sample.state"):
                 patched.setattr(f"deepinfer.{place}.upload", bring_up)
             call(*args)
 
     def forward(self, plan):
         self.guard(self.made.forward, plan)
 
-    def sample(self, number):
-        self.guard(self.made.sample, number)
+    def sample(self, number, masks=None):
+        self.guard(self.made.sample, number, masks)
 
     def draft(self, number):
         self.guard(self.made.draft, number)
@@ -178,7 +178,9 @@ def test_nothing_but_collect_would_wait_for_a_device(monkeypatch, drafts):
     limits = dataclasses.replace(LIMITS, max_draft=drafts)
     proposer = EchoProposer(drafts) if drafts else None
     watched = Watched(runner(net, limits, None, proposer), monkeypatch)
-    found = serve(net, watched, limits, prompts(net, 8), KINDS, ahead=True, late=3)
+    matchers = {place: HashMatcher(net.arch.vocab_size) for place in (1, 6)}
+    given = (limits, prompts(net, 8), KINDS)
+    found = serve(net, watched, *given, ahead=True, late=3, matchers=matchers)
     assert all(output.error is None for output in found)
     assert watched.watch.operations > 10_000
 

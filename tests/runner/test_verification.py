@@ -8,12 +8,12 @@ import torch
 
 from deepinfer.engine.service import Service
 from deepinfer.ops.noise import Purpose
-from deepinfer.ops.sample import SamplerTable, draw_drafts
+from deepinfer.ops.sample import SamplerTable, candidates, draw_drafts
 from deepinfer.ops.sample.cases import admitted
 from deepinfer.ops.verify import block, ratio
 from deepinfer.request import SamplingParams
 from deepinfer.runner.dspark import DraftStages
-from deepinfer.runner.verification import Verification
+from deepinfer.runner.verification import RuleName, Verification
 from deepinfer.step import RowSampling
 from tests.engine.engines import LIMITS, run_all, service
 from tests.model.networks import network, tokens
@@ -38,9 +38,19 @@ def test_drafts_are_judged_by_the_laws_they_were_drawn_from(name):
     verification = Verification(name, ROWS, CAP, VOCAB)
     drawing = verification.drawing(state, rows, length)
     # The stages draw a whole block, of which CAP drafts can be verified.
-    drafts = torch.stack([drawing.choose(logits[:, i], i) for i in range(CAP + 1)], 1)[:, :CAP]
+    choose = drawing.start(logits[:, : CAP + 1])
+    drafts = torch.stack([choose(logits[:, i], i) for i in range(CAP + 1)], 1)[:, :CAP]
     purpose = Purpose.TARGET if name == "match" else Purpose.DRAFT
-    found = [draw_drafts(logits[:, i], state, rows, length + i, purpose, True) for i in range(CAP)]
+    found = [
+        draw_drafts(
+            logits[:, i],
+            state,
+            rows,
+            candidates(logits[:, i], state, rows, length + i, purpose),
+            keep_law=True,
+        )
+        for i in range(CAP)
+    ]
     assert torch.equal(drafts, torch.stack([one.tokens for one in found], 1))
     law = torch.randn(len(rows), CAP + 1, VOCAB, generator=generator)
     law -= law.amax(-1, keepdim=True)
@@ -66,7 +76,8 @@ def test_drafts_of_few_candidates_are_drawn_from_their_law():
     made = SamplerTable(2)
     made.admit(admitted(1, 1, RowSampling()))
     logits = torch.linspace(3, -3, 200).expand(count, 200)[:, torch.randperm(200)]
-    found = draw_drafts(logits, made.state, zero + 1, torch.arange(count), Purpose.DRAFT, True)
+    among = candidates(logits, made.state, zero + 1, torch.arange(count), Purpose.DRAFT)
+    found = draw_drafts(logits, made.state, zero + 1, among, keep_law=True)
     assert found.law is not None
     law = found.law[0].double().softmax(0).numpy()
     assert np.count_nonzero(law) == 64
@@ -77,7 +88,7 @@ def test_drafts_of_few_candidates_are_drawn_from_their_law():
     assert statistic < 63 + 6 * np.sqrt(2 * 63)
 
 
-def served(rule: str, drafts: int, seeds: int) -> tuple[np.ndarray, Service]:
+def served(rule: RuleName, drafts: int, seeds: int) -> tuple[np.ndarray, Service]:
     """How often each pair of second and third tokens comes, over many seeds of one prompt."""
     net = network()
     limits = dataclasses.replace(

@@ -18,7 +18,7 @@ from deepinfer.scheduler import Limits, ShadowDevice
 from deepinfer.scheduler.calibration import probability
 from deepinfer.scheduler.shadow import DrafterSpec
 from deepinfer.scheduler.speculation import share_budget_out
-from deepinfer.step import FLAG_LIMIT, StepPlan, StepResult
+from deepinfer.step import FLAG_LIMIT, StepMasks, StepPlan, StepResult
 
 
 class Rows:
@@ -183,8 +183,9 @@ class TimedRunner:
         self.busy += seconds
         self._results.append((result, self._free_at))
 
-    def sample(self, number: int) -> None:
-        """Done by `forward`."""
+    def sample(self, number: int, masks: StepMasks | None = None) -> None:
+        """Done by `forward`; nothing is constrained here."""
+        assert masks is None
 
     def draft(self, number: int) -> None:
         """Done by `forward`."""

@@ -63,6 +63,7 @@ def summary(outcome: Outcome, setup: Setup, label: str) -> Record:
             "max_num_seqs": limits.max_num_seqs,
             "max_num_batched_tokens": limits.max_num_batched_tokens,
             "drafts": limits.max_draft,
+            "adaptive": limits.drafting.adaptive if limits.max_draft else None,
             "assumed_acceptance": setup.acceptance if limits.max_draft else None,
             "cost": setup.cost.to_dict(),
             "checked": setup.check,

@@ -13,7 +13,7 @@ from typing import Literal
 from deepinfer.arch import PAGE_TOKENS, Arch, PageLayout, Records, load_arch
 from deepinfer.cache import first_key
 from deepinfer.errors import ConfigError
-from deepinfer.scheduler import Caching, Limits
+from deepinfer.scheduler import Caching, Drafting, Limits
 
 CachingMode = Literal["off", "exact", "bounded"]
 _RELEASE = Path(__file__).parents[1] / "release.json"
@@ -29,7 +29,8 @@ class Wishes:
         pool_bytes: memory of pages.
         max_model_len: most tokens of prompt and output; None: what the pages hold.
         max_num_seqs, max_num_batched_tokens: see `Limits`.
-        drafts: verified a step and row.
+        drafts: verified a step and row, at most.
+        adaptive: as many of them as pay, by the time of simulated steps.
         caching: "off", or what a hit replays: "exact" or "bounded".
         snapshots: window snapshots kept, 0 = none.
         ttl: seconds a snapshot is kept after its last use.
@@ -41,6 +42,7 @@ class Wishes:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     drafts: int = 0
+    adaptive: bool = False
     caching: CachingMode = "bounded"
     snapshots: int = 198  # 256 MiB in the release
     ttl: float = 300.0
@@ -72,6 +74,7 @@ def simulated_limits(arch: Arch, wishes: Wishes) -> Limits:
         max_num_batched_tokens=wishes.max_num_batched_tokens,
         max_num_seqs=wishes.max_num_seqs,
         max_draft=wishes.drafts,
+        drafting=Drafting(wishes.adaptive),
         decoder_keep=None if arch.boundary_layer is None else arch.decoder_keep,
         caching=_caching(arch, wishes),
     )

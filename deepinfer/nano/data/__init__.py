@@ -15,7 +15,9 @@ from deepinfer.nano.data.vocabulary import tokenizer
 __all__ = ["KINDS", "Batch", "batches", "tokenizer"]
 
 
-def batches(seed: int, rows: int, length: int, first: int = 0, workers: int = 0) -> Generator[Batch, None, None]:
+def batches(
+    seed: int, rows: int, length: int, first: int = 0, workers: int = 0
+) -> Generator[Batch, None, None]:
     """Batches without end; number n depends on seed, rows, length and n alone.
 
     Args:

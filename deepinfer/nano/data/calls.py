@@ -17,7 +17,7 @@ from deepinfer.nano.data.dialogue import Dialogue, Message, calling
 from deepinfer.nano.data.seeds import training_seed
 
 _OWN = 3  # one in so many has tools that the question set has not
-_MORE = 6  # most further questions of the set in one conversation
+_MORE = 5  # further questions of the set in one conversation, at most
 _THINKING = 6  # one in so many is answered with reasoning
 
 _SMALL_TALK = {
@@ -46,15 +46,18 @@ def dialogue(draw: Draw) -> Dialogue:
 
 def _of_the_set(draw: Draw) -> Dialogue:
     """Questions of the set, one after the other; where a call is made, its result may follow."""
-    (first,) = tools.questions(1, training_seed(draw))
-    messages, offered = _exchange(draw, first), {_name(tool): tool for tool in first.tools}
-    for _ in range(draw.number(0, _MORE)):
-        if messages[-1].get("tool_calls"):
-            break  # nobody can speak before the result
+    (question,) = tools.questions(1, training_seed(draw))
+    messages, offered = _exchange(draw, question), list(question.tools)
+    if draw.number(1, 3) == 1 or _waits(messages):
+        return Dialogue(messages, tools=offered)
+    for _ in range(draw.number(1, _MORE)):
         (question,) = tools.questions(1, training_seed(draw))
-        if {_name(tool) for tool in question.tools} <= offered.keys():
-            messages += _exchange(draw, question)
-    return Dialogue(messages, tools=list(offered.values()))
+        messages += _exchange(draw, question)
+        known = {_name(tool) for tool in offered}
+        offered += [tool for tool in question.tools if _name(tool) not in known]
+        if _waits(messages):
+            break
+    return Dialogue(messages, tools=draw.several(offered, len(offered)))
 
 
 def _exchange(draw: Draw, question: Question) -> list[Message]:
@@ -78,6 +81,11 @@ def _exchange(draw: Draw, question: Question) -> list[Message]:
         messages.append(_result(number, result))
         said.append(result_said(name, arguments, str(value)))
     return [*messages, _says(" ".join(said))]
+
+
+def _waits(messages: Sequence[Message]) -> bool:
+    """Whether a call has no result yet, so that nobody can speak."""
+    return bool(messages[-1].get("tool_calls"))
 
 
 def _name(tool: Message) -> str:

@@ -33,7 +33,7 @@ def dialogue(draw: Draw) -> Dialogue:
     if draw.number(1, _OWN) == 1:
         return _own(draw)
     (question,) = invoice.questions(1, training_seed(draw))
-    schema = question.schema if draw.number(1, 8) > 1 else None
+    schema = question.schema if draw.number(0, 1) else None
     return _asked(question.messages[0]["content"], question.target, schema)
 
 

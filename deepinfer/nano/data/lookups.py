@@ -1,6 +1,7 @@
 """Look-ups: many facts in a text, then questions for some of them.
 
-Some are answered with the whole fact again, which is easier to learn, others with the value.
+Most are answered with the whole fact again, even where its value alone is asked for: what stands
+before the value is then the same in text and answer, and that is what a small model finds it by.
 Several questions follow one text, since reading is long and an answer is short. Knows nothing of
 tokens but a mean length.
 """
@@ -12,13 +13,16 @@ from collections.abc import Sequence
 
 from deepinfer.eval.draw import Draw
 from deepinfer.eval.sets import needle
-from deepinfer.nano.data.dialogue import Dialogue, Message
+from deepinfer.nano.data.dialogue import Dialogue, Message, ask
 from deepinfer.nano.data.seeds import training_seed
 
-BYTES_PER_TOKEN = 4.8  # of the question set's English with our tokenizer
+BYTES_PER_TOKEN = 4.35  # of the question set's English with our tokenizer
+_ASKED = re.compile(r"What is the number of the (\w+ \w+)\?")
 _FACT = re.compile(r"The number of the (\w+ \w+) is (\d+)\.")
-_TURN_TOKENS = 32  # at most, of a further question and its answer
+_TURN_TOKENS = 36  # at most, of a further question and its answer
+_THINKING = 12  # one in so many is answered with reasoning
 _MOST_TURNS = 24
+_LONGEST_LIST = 1024  # tokens
 
 
 def dialogue(draw: Draw, room: int) -> Dialogue:
@@ -28,25 +32,33 @@ def dialogue(draw: Draw, room: int) -> Dialogue:
         draw: of all choices.
         room: tokens that the dialogue should not exceed, about; at least 256.
     """
-    return _of_the_set(draw, room) if draw.number(0, 1) else _listed(draw, room)
+    long = room > _LONGEST_LIST or draw.number(0, 1) == 1
+    return _of_the_set(draw, room) if long else _listed(draw, room)
 
 
 def _of_the_set(draw: Draw, room: int) -> Dialogue:
     """The question set's text; more questions of its kind follow."""
-    turns = draw.number(1, min(_MOST_TURNS, room // 48))
-    most = max(64, room - turns * _TURN_TOKENS - 32)
-    length = draw.number(max(64, most // 2), most)
+    thinking = draw.number(1, _THINKING) == 1  # then one answer is learnt, not all
+    turns = 1 if thinking else draw.number(1, min(_MOST_TURNS, room // 48))
+    most = max(64, room - turns * _TURN_TOKENS)
+    least = most * 4 // 5 if room > _LONGEST_LIST else most // 3
+    length = draw.number(max(64, least), most)
     (question,) = needle.questions(1, training_seed(draw), [length], BYTES_PER_TOKEN)
     content: str = question.messages[0]["content"]
-    facts = _FACT.findall(content)
-    messages: list[Message] = [
-        {"role": "user", "content": content},
-        {"role": "assistant", "content": str(question.target)},
-    ]
-    for name, number in draw.several(facts, min(turns - 1, len(facts))):
+    facts = dict(_FACT.findall(content))
+    (first,) = _ASKED.findall(content)
+    if thinking:
+        return ask(content, str(question.target), _stated(first, facts[first]))
+    messages: list[Message] = _turn(content, _stated(first, facts[first]))
+    for name in draw.several(list(facts), min(turns - 1, len(facts))):
         asked = f"What is the number of the {name}? Reply with the number only."
-        messages += _turn(asked, number)
+        messages += _turn(asked, _stated(name, facts[name]))
     return Dialogue(messages)
+
+
+def _stated(name: str, number: str) -> str:
+    """A fact, as the text states it."""
+    return f"The number of the {name} is {number}."
 
 
 _OWNERS = ("Ada", "Ben", "Clara", "Dmitri", "Elif", "Farid", "Greta", "Hugo", "Ines", "Jonas",

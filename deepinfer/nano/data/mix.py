@@ -17,15 +17,16 @@ KINDS = ("invoice", "arith", "tools", "lookup", "talk", "text")
 """Names of the kinds; a batch holds their indices."""
 
 TEXT = KINDS.index("text")
+_SPARE = 64  # tokens by which a look-up may be longer than its estimate
 _LONG = 2048  # from this length on, rows are for long look-ups
 # Parts of the tokens. An answer to a look-up is a few tokens after hundreds that are only read.
 _SHARES = {
-    "invoice": 0.28,
-    "arith": 0.22,
-    "tools": 0.18,
-    "lookup": 0.24,
-    "talk": 0.05,
-    "text": 0.03,
+    "invoice": 0.24,
+    "arith": 0.26,
+    "tools": 0.17,
+    "lookup": 0.27,
+    "talk": 0.04,
+    "text": 0.02,
 }
 _LONG_SHARES = {
     "invoice": 0.1, "arith": 0.1, "tools": 0.06, "lookup": 0.7, "talk": 0.02, "text": 0.02
@@ -39,6 +40,11 @@ def shares(length: int) -> Mapping[int, float]:
     """Kind -> part of the tokens, in rows of `length`."""
     parts = _LONG_SHARES if length >= _LONG else _SHARES
     return {KINDS.index(name): part for name, part in parts.items()}
+
+
+def opening(length: int) -> int | None:
+    """The kind that rows of `length` begin with, if any: long look-ups need empty rows."""
+    return KINDS.index("lookup") if length >= _LONG else None
 
 
 def dialogue(kind: int, draw: Draw, length: int) -> Dialogue:
@@ -68,5 +74,5 @@ def document(kind: int, draw: Draw, length: int, encoder: Encoder) -> Document:
 def _room(draw: Draw, length: int) -> int:
     """Tokens of a look-up: every size in short rows, mostly long ones in long rows."""
     if length >= _LONG:
-        return draw.number(length // 2, length)
+        return draw.number(length * 5 // 8, length - _SPARE)
     return draw.number(min(192, length), length)

@@ -71,6 +71,11 @@ class Packer:
         self._write(int(free[0]), document, kind)
         return True
 
+    def open(self, row: int, document: Document, kind: int) -> None:
+        """Put a document into an empty row; it must not be longer than the row."""
+        assert self._used[row] == 0
+        self._write(row, document, kind)
+
     def fill(self, text: Callable[[], Document], kind: int) -> None:
         """Put pieces of text into what is left of the rows."""
         for row in range(len(self._used)):
@@ -98,6 +103,7 @@ def packed(
     shares: Mapping[int, float],
     draw: Callable[[int], Document],
     filler: int,
+    opening: int | None = None,
 ) -> Batch:
     """A full batch.
 
@@ -107,10 +113,17 @@ def packed(
         shares: kind -> part of the tokens that it is to have, > 0.
         draw: makes a document of a kind.
         filler: the kind of plain text, which may be cut.
+        opening: the kind of the first document of every row, if its documents are so long that
+            they fit into empty rows only.
     """
     packer = Packer(rows, length)
     used = dict.fromkeys(shares, 0.0)
     misses = dict.fromkeys(shares, 0)
+    if opening is not None:
+        for row in range(rows):
+            document = draw(opening)
+            packer.open(row, document, opening)
+            used[opening] += len(document.ids)
     while used:
         kind = min(used, key=lambda each: used[each] / shares[each])
         document = draw(kind)

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 
 from deepinfer.eval.draw import Draw
 from deepinfer.nano.data.dialogue import Document, Encoder
-from deepinfer.nano.data.mix import TEXT, document, shares
+from deepinfer.nano.data.mix import TEXT, document, opening, shares
 from deepinfer.nano.data.pack import Batch, packed
 
 _AHEAD = 3  # batches a worker
@@ -26,7 +26,7 @@ def batch(encoder: Encoder, seed: int, rows: int, length: int, number: int) -> B
     def made(kind: int) -> Document:
         return document(kind, draw, length, encoder)
 
-    return packed(rows, length, shares(length), made, TEXT)
+    return packed(rows, length, shares(length), made, TEXT, opening(length))
 
 
 def stream(

@@ -1,4 +1,4 @@
-"""`python -m deepinfer.nano.train --seed S --minutes M --out DIR [--pause P] [--resume DIR]`.
+"""`python -m deepinfer.nano.train --seed S --minutes M --out DIR [--until U] [--pause P]`.
 
 Knows the data, the network and the files, and nothing of how each works.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +19,43 @@ from tokenizers import Tokenizer
 from deepinfer.arch import parse_arch
 from deepinfer.device import Device, find_device
 from deepinfer.model.engram_map import EngramMap
-from deepinfer.nano.data import KINDS, Batch, batches, tokenizer
-from deepinfer.nano.train.export import config_for, export
+from deepinfer.nano.data import KINDS, batches, tokenizer
+from deepinfer.nano.train.export import config_for, export, write_calibration
 from deepinfer.nano.train.loop import Loop, Plan
 from deepinfer.nano.train.network import Fuse, plain
 from deepinfer.nano.train.optimise import Rates
-from deepinfer.nano.train.schedule import PHASES
+from deepinfer.nano.train.schedule import LENGTHS
 from deepinfer.nano.train.step import Trainer
 
 _STRIDE = 16  # of draft anchors
+_TOKENS = 48 * 1024
+# Parts that take most of the time.
+_HOT = frozenset(
+    (
+        *("cross", "attention_inputs", "project_output", "feed_forward"),
+        *("weigh", "unweigh", "mass", "index_sum", "index_loss"),
+        *("next_token_loss", "draft_losses"),
+    )
+)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)
-
-
-def _fuse(compiled: bool) -> Fuse:
-    if not compiled:
+def _fuse(compiled: str) -> Fuse:
+    """What `--compile` means: "all" parts, those that take most of the time ("hot"), "none"."""
+    if compiled == "none":
         return plain
     # One function is compiled for every shape it meets: several layers, lengths and the drafter.
     torch._dynamo.config.recompile_limit = 64
-    return _compiled
 
+    def fuse(function: Callable[..., Any]) -> Callable[..., Any]:
+        if compiled == "hot" and function.__name__ not in _HOT:
+            return function
+        return torch.compile(function, dynamic=False)
 
-def _source(workers: int, seed: int, rows: int, length: int, first: int) -> Iterator[Batch]:
-    return batches(seed, rows, length, first, workers)
+    return fuse
 
 
 def make_trainer(
-    seed: int, device: Device, *, compiled: bool, rates: Rates | None = None
+    seed: int, device: Device, *, compiled: str, rates: Rates | None = None
 ) -> tuple[Trainer, Tokenizer, dict[str, object]]:
     """The trainer of the embedded model, its tokenizer and its `config.json`."""
     words = tokenizer()
@@ -68,6 +77,7 @@ def make_trainer(
 
 def main(arguments: list[str] | None = None) -> int:
     """Train, and export when the run is over."""
+    begun = time.perf_counter()
     options = _options().parse_args(arguments)
     torch.set_float32_matmul_precision("high")  # operands of bf16 are exact in it
     device = find_device(options.device)
@@ -80,25 +90,40 @@ def main(arguments: list[str] | None = None) -> int:
         seed=options.seed,
         seconds=60 * options.minutes,
         tokens=options.tokens,
-        source=partial(_source, options.workers),
+        source=batches,
+        workers=options.workers,
         kinds=KINDS,
         out=options.out,
     )
     loop = Loop(plan, trainer, device)
     if options.resume is not None:
         loop.load(options.resume)
-    over = loop.run(None if options.pause is None else 60 * options.pause)
+    loop.rehearse()
+    if options.until is not None:
+        left = 60 * options.until - (time.perf_counter() - begun)
+        loop.plan = replace(plan, seconds=min(plan.seconds, loop.elapsed + max(left, 1.0)))
+
+    def save(directory: Path) -> None:
+        export(directory, trainer.bank.masters(), config, words)
+        write_calibration(directory, [1.0])
+
+    over = loop.run(
+        None if options.pause is None else 60 * options.pause,
+        lambda: save(options.out / "half"),
+    )
     loop.close()
+    model = options.out / "model"
+    if over:
+        save(model)
     loop.save()
-    lengths = sorted({length for phase in PHASES for length in phase.lengths})
-    for length in lengths:
+    for length in LENGTHS:
         loop.measure(length)
     if not over:
         print(f"paused after step {loop.step}; go on with --resume {options.out}")
         return 0
-    heat = loop.calibrate(lengths[0])
-    export(options.out / "model", trainer.bank.masters(), config, words, heat)
-    print(f"{options.out / 'model'}: {loop.step} steps, confidence temperatures {heat}")
+    heat = loop.calibrate(LENGTHS[0])
+    write_calibration(model, heat)
+    print(f"{model}: {loop.step} steps, confidence temperatures {heat}")
     return 0
 
 
@@ -107,14 +132,19 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, required=True, help="training time of the run")
     parser.add_argument("--pause", type=float, help="minutes after which this command stops")
+    parser.add_argument(
+        "--until", type=float, help="minutes after the start at which training ends in any case"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", type=Path, help="directory of the command before")
-    parser.add_argument("--tokens", type=int, default=1 << 16, help="of a step")
-    parser.add_argument("--workers", type=int, default=8, help="processes that make batches")
+    parser.add_argument("--tokens", type=int, default=_TOKENS, help="of a step")
+    parser.add_argument(
+        "--workers", type=int, default=7, help="processes that make batches of a length"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--matrix-rate", type=float, default=0.02)
-    parser.add_argument("--other-rate", type=float, default=3e-3)
-    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--other-rate", type=float, default=2e-3)
+    parser.add_argument("--compile", default="all", choices=("all", "hot", "none"))
     return parser
 
 

@@ -31,6 +31,8 @@ class Pieces(NamedTuple):
     weigh: Callable[..., Any]
     unweigh: Callable[..., Any]
     mass: Callable[..., Any]
+    divide: Callable[..., Any]
+    agreement: Callable[..., Any]
 
 
 def _heads(scores: Tensor, seen: Tensor, heads: int, scale: float) -> Tensor:
@@ -106,12 +108,30 @@ def mass(share: Tensor, total: Tensor) -> Tensor:
     return (by_head / total.view(*by_head.shape[:3], 1)).mean(2).to(share.dtype)
 
 
-PLAIN = Pieces(weigh, unweigh, mass)
+def divide(summed: Tensor, total: Tensor) -> Tensor:
+    """Weighted sums [tokens, heads, dim] over their denominators [tokens, heads]."""
+    return (summed.to(torch.float32) / total.unsqueeze(-1)).to(summed.dtype)
+
+
+def agreement(grad: Tensor, out: Tensor) -> Tensor:
+    """fp32 [tokens, heads], products of output gradients and outputs."""
+    return (grad.to(torch.float32) * out.to(torch.float32)).sum(-1)
+
+
+PLAIN = Pieces(weigh, unweigh, mass, divide, agreement)
 
 
 def _grouped(x: Tensor, keys: Tensor) -> Tensor:
     """[tokens, heads, dim] -> [groups, tokens * heads, dim], a view."""
     return x.reshape(len(keys), -1, x.shape[-1])
+
+
+def _summed(shares: list[Tensor], keys: list[Tensor], like: Tensor) -> Tensor:
+    """Sum over the sets of shares times keys, in the shape of the queries."""
+    total = shares[0] @ keys[0]
+    for share, key in zip(shares[1:], keys[1:], strict=True):
+        total = torch.baddbmm(_grouped(total.view(like.shape), key), share, key)
+    return total.view(like.shape)
 
 
 class _Attend(torch.autograd.Function):
@@ -128,9 +148,7 @@ class _Attend(torch.autograd.Function):
         keys, seen = list(sets[0::2]), list(sets[1::2])
         scores = [_grouped(q, k) @ k.mT for k in keys]
         shares, high, total = pieces.weigh(scores, seen, sink, scale)
-        parts = [(s @ k).view(q.shape) for s, k in zip(shares, keys, strict=True)]
-        summed = parts[0].float() if len(parts) == 1 else parts[0].float() + parts[1].float()
-        out = (summed / total.unsqueeze(-1)).to(q.dtype)
+        out = pieces.divide(_summed(shares, keys, q), total)
         seen_mass = q.new_zeros(0)
         if mass_of is not None:
             seen_mass = pieces.mass(shares[mass_of], total)
@@ -143,17 +161,17 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, sink, out, high, total, *sets = ctx.saved_tensors
         keys, seen, grad = list(sets[0::2]), list(sets[1::2]), grads[0].contiguous()
-        delta = (grad.float() * out.float()).sum(-1)
+        delta = ctx.pieces.agreement(grad, out)
         scores = [_grouped(q, k) @ k.mT for k in keys]
         towards = [_grouped(grad, k) @ k.mT for k in keys]
         probs, back = ctx.pieces.unweigh(scores, towards, seen, high, total, delta, ctx.scale)
         del scores, towards
-        parts = [(b @ k).view(q.shape) for b, k in zip(back, keys, strict=True)]
-        grad_q = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        grad_q = _summed(back, keys, q)
         grad_sink = -(torch.exp(sink - high) / total * delta).sum(0)
         of_sets: list[Tensor | None] = []
         for p, b, k in zip(probs, back, keys, strict=True):
-            of_sets += [b.mT @ _grouped(q, k) + p.mT @ _grouped(grad, k), None]
+            through = b.mT @ _grouped(q, k)
+            of_sets += [torch.baddbmm(through, p.mT, _grouped(grad, k)), None]
         return None, None, grad_q, grad_sink, None, *of_sets
 
 

@@ -22,9 +22,9 @@ _NOT_MATRICES = (
     "q_weight",
     "k_weight",
     "attn_sink",
-    "gate.weight",
+    ".gate.weight",
     "weights_proj.weight",
-    "proj.weight",
+    "confidence_head.proj.weight",
 )
 BIAS = ".gate.bias"
 
@@ -112,12 +112,12 @@ def rounded_all(values: Tensor, form: str) -> Tensor:
 
 
 def gradients(group: Group, weights: Mapping[str, Tensor]) -> Tensor:
-    """fp32 [n, *shape] of the working tensors; zero where none arrived."""
+    """fp32 [n, *shape] of the working tensors; zero where none arrived or where it is no number."""
     found: Iterable[Tensor] = (
         torch.zeros_like(weights[n]) if weights[n].grad is None else _grad(weights[n])
         for n in group.names
     )
-    return torch.stack(tuple(found)).to(torch.float32)
+    return torch.nan_to_num(torch.stack(tuple(found)).to(torch.float32), 0.0, 0.0, 0.0)
 
 
 def _grad(weight: Tensor) -> Tensor:
@@ -140,6 +140,8 @@ def _rate(name: str) -> float:
     """Relative step of what is no matrix, by how much such numbers have to move."""
     if name.endswith("engram.embed.weight"):
         return 2.0
-    if name.endswith(("_fn", "weights_proj.weight", "gate.weight", "proj.weight")):
+    if name.endswith("_fn"):
+        return 0.15  # sums over all streams
+    if name.endswith(("weights_proj.weight", ".gate.weight", "head.proj.weight", "head.weight")):
         return 0.5
     return 1.0

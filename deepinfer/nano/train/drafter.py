@@ -142,9 +142,8 @@ class Drafter:
             flow, load[prefix] = network.feed_forward(
                 network.leave(crossed, output), prefix, self.draft.num_experts_per_tok, weights
             )
-        hidden = layers.collapse(network.settle(flow), flow.pre)
         last = f"mtp.{self.draft.stages - 1}."
-        normed = layers.rms_norm(hidden, weights[f"{last}norm.weight"], arch.rms_norm_eps)
+        hidden, normed = parts.leave(*flow, weights[f"{last}norm.weight"])
         base = functional.linear(normed.float(), weights["head.weight"].detach().float())
         return Drafted(base.unflatten(0, (-1, block)), hidden.unflatten(0, (-1, block))), load
 

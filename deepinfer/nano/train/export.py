@@ -33,7 +33,6 @@ def export(
     masters: Mapping[str, Tensor],
     config: Mapping[str, object],
     tokenizer: Tokenizer,
-    temperature: Sequence[float],
 ) -> Arch:
     """Write a complete checkpoint into a new directory.
 
@@ -42,8 +41,6 @@ def export(
         masters: of the architecture that `config` describes.
         config: written as `config.json`.
         tokenizer: of the same vocabulary.
-        temperature: what the drafter's confidences are divided by, one for each draft of a block;
-            written to `calibration.json`, as the release's format has no place for it.
 
     Returns:
         the architecture.
@@ -53,6 +50,15 @@ def export(
     tokenizer.save(str(directory / "tokenizer.json"))
     described = json.dumps(tokenizer_config(arch.max_position_embeddings), ensure_ascii=False)
     (directory / "tokenizer_config.json").write_text(described + "\n", encoding="utf-8")
+    return arch
+
+
+def write_calibration(directory: Path, temperature: Sequence[float]) -> None:
+    """Write `calibration.json`, as the release's format has no place for it.
+
+    Args:
+        directory: of the checkpoint.
+        temperature: what the drafter's confidences are divided by, one for each draft of a block.
+    """
     said = json.dumps({"temperature": [round(value, 4) for value in temperature]})
     (directory / CALIBRATION).write_text(said + "\n", encoding="utf-8")
-    return arch

@@ -74,44 +74,45 @@ def collapse(streams: Tensor, pre: Tensor) -> Tensor:
     return total.to(streams.dtype)
 
 
-def cross(
-    streams: Tensor,
-    pre: Tensor,
-    fn: Tensor,
-    base: Tensor,
-    scale: Tensor,
-    norm: Tensor,
-    arch: Arch,
-) -> Crossed:
-    """Coefficients of the next sub-layer and its input, from settled streams (D19-D22)."""
+class Pending(NamedTuple):
+    """A sub-layer's output [tokens, d] that is not yet in the streams, with its post and comb."""
+
+    output: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+class HyperWeights(NamedTuple):
+    """Weights of one boundary, as in the checkpoint."""
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+    norm: Tensor
+
+
+def cross(streams: Tensor, pending: Pending, pre: Tensor, w: HyperWeights, arch: Arch) -> Crossed:
+    """Update, coefficients of the next sub-layer, and its input (D19-D22)."""
     m = arch.hc_mult
+    streams = update(streams, *pending)
     flat = streams.flatten(1).to(torch.float32)
-    u = functional.linear(flat, fn) * torch.rsqrt(
+    u = functional.linear(flat, w.fn) * torch.rsqrt(
         flat.square().mean(-1, keepdim=True) + arch.rms_norm_eps
     )
-    new = torch.sigmoid(u[:, :m] * scale[0] + base[:m]) + arch.hc_eps
-    post = 2 * torch.sigmoid(u[:, m : 2 * m] * scale[1] + base[m : 2 * m])
-    logits = (u[:, 2 * m :] * scale[2] + base[2 * m :]).unflatten(-1, (m, m))
+    new = torch.sigmoid(u[:, :m] * w.scale[0] + w.base[:m]) + arch.hc_eps
+    post = 2 * torch.sigmoid(u[:, m : 2 * m] * w.scale[1] + w.base[m : 2 * m])
+    logits = (u[:, 2 * m :] * w.scale[2] + w.base[2 * m :]).unflatten(-1, (m, m))
     comb = balance(logits, arch.hc_sinkhorn_iters, arch.hc_eps)
-    hidden = rms_norm(collapse(streams, pre), norm, arch.rms_norm_eps)
+    hidden = rms_norm(collapse(streams, pre), w.norm, arch.rms_norm_eps)
     return Crossed(streams, new, post, comb, hidden, fp8(hidden))
 
 
-def cross_pending(
-    streams: Tensor,
-    output: Tensor,
-    pending_post: Tensor,
-    pending_comb: Tensor,
-    pre: Tensor,
-    fn: Tensor,
-    base: Tensor,
-    scale: Tensor,
-    norm: Tensor,
-    arch: Arch,
-) -> Crossed:
-    """`update`, then `cross`."""
-    settled = update(streams, output, pending_post, pending_comb)
-    return cross(settled, pre, fn, base, scale, norm, arch)
+def leave(
+    streams: Tensor, pending: Pending, pre: Tensor, norm: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The last collapse [tokens, d], and its norm."""
+    hidden = collapse(update(streams, *pending), pre)
+    return hidden, rms_norm(hidden, norm, eps)
 
 
 class AttentionWeights(NamedTuple):
@@ -197,14 +198,14 @@ def feed_forward(
 
 
 def latents(hidden: Tensor, wkv: Tensor, wgate: Tensor | None, norm: Tensor, eps: float) -> Tensor:
-    """Latents before rotation: [rows, length, d] -> [rows * entries, head_dim] (D39, D40)."""
+    """Latents before rotation: [tokens, d] -> [entries, head_dim] (D39, D40)."""
     if wgate is None:
-        return rms_norm(functional.linear(hidden, wkv), norm, eps).flatten(0, 1)
+        return rms_norm(functional.linear(hidden, wkv), norm, eps)
     wide = hidden.to(torch.float32)
-    value = functional.linear(wide, wkv.to(torch.float32)).unflatten(1, (-1, 2))
-    gate = functional.linear(wide, wgate.to(torch.float32)).unflatten(1, (-1, 2))
-    pooled = (value * torch.softmax(gate, 2)).sum(2).to(hidden.dtype)
-    return rms_norm(pooled, norm, eps).flatten(0, 1)
+    value = functional.linear(wide, wkv.to(torch.float32)).unflatten(0, (-1, 2))
+    gate = functional.linear(wide, wgate.to(torch.float32)).unflatten(0, (-1, 2))
+    pooled = (value * torch.softmax(gate, 1)).sum(1).to(hidden.dtype)
+    return rms_norm(pooled, norm, eps)
 
 
 def stored_latent(latent: Tensor, by: Rotation) -> Tensor:
@@ -223,6 +224,24 @@ def index_key(latent: Tensor, wk: Tensor, k_norm: Tensor, by: Rotation, arch: Ar
     return _index_vector(rms_norm(functional.linear(latent, wk), k_norm, arch.rms_norm_eps), by)
 
 
+class CompressorWeights(NamedTuple):
+    """Those of an owner layer, as in the checkpoint; wgate None for ratio 1."""
+
+    wkv: Tensor
+    wgate: Tensor | None
+    norm: Tensor
+    wk: Tensor
+    k_norm: Tensor
+
+
+def compress(
+    hidden: Tensor, w: CompressorWeights, by: Rotation, arch: Arch
+) -> tuple[Tensor, Tensor]:
+    """Entries [entries, head_dim] and index keys as stored; keys give latents no gradient."""
+    latent = latents(hidden, w.wkv, w.wgate, w.norm, arch.rms_norm_eps)
+    return stored_latent(latent, by), index_key(latent.detach(), w.wk, w.k_norm, by, arch)
+
+
 def index_queries(
     low: Tensor, hidden: Tensor, wq_b: Tensor, weights_proj: Tensor, by: Rotation, arch: Arch
 ) -> tuple[Tensor, Tensor]:
@@ -238,15 +257,22 @@ def index_sum(dots: Tensor, weights: Tensor) -> Tensor:
     return (by_head * weights.view(*by_head.shape[:3], 1)).sum(2)
 
 
-def recall(
-    streams: Tensor, rows: Tensor, wkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float
-) -> Tensor:
-    """Engram: streams plus what the table rows [tokens, columns, dim] recall (D48)."""
+class EngramWeights(NamedTuple):
+    """wkv [(m + 1) * d, columns * dim], q_weight and k_weight [m, d]."""
+
+    wkv: Tensor
+    q_weight: Tensor
+    k_weight: Tensor
+
+
+def recall(streams: Tensor, pending: Pending, rows: Tensor, w: EngramWeights, eps: float) -> Tensor:
+    """Engram: updated streams plus what the table rows [tokens, columns, dim] recall (D48)."""
+    streams = update(streams, *pending)
     m, hidden = streams.shape[1:]
-    kv = functional.linear(fp8(rows.flatten(1)), wkv).to(torch.float32)
+    kv = functional.linear(fp8(rows.flatten(1)), w.wkv).to(torch.float32)
     parts = kv.unflatten(-1, (m + 1, hidden))
     x, keys, value = streams.to(torch.float32), parts[:, :m], parts[:, m]
-    dot = (x * (q_weight.float() * k_weight.float()) * keys).sum(-1)
+    dot = (x * (w.q_weight.float() * w.k_weight.float()) * keys).sum(-1)
     dot = dot * torch.rsqrt(x.square().mean(-1) + eps)
     dot = dot * torch.rsqrt(keys.square().mean(-1) + eps) * hidden**-0.5
     gate = torch.sigmoid(torch.sign(dot) * dot.abs().clamp(min=_LEAST_DOT).sqrt())

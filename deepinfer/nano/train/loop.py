@@ -18,13 +18,14 @@ import torch
 from deepinfer.device import Device
 from deepinfer.nano.data.pack import Batch
 from deepinfer.nano.train.calibrate import temperatures
-from deepinfer.nano.train.schedule import factor, length_of, phase
+from deepinfer.nano.train.schedule import LENGTHS, factor, length_of, phase
 from deepinfer.nano.train.step import Report, Trainer
 
 STATE = "state.pt"
 LOG = "log.jsonl"
 _LOG_EVERY = 20  # steps
 _HELD_OUT = 1 << 41  # added to the seed of batches that are never trained on
+_HALF = 0.5
 _MEASURED = 2  # held-out batches of each length
 
 
@@ -36,7 +37,8 @@ class Plan:
         seed: of masters, batches and draws.
         seconds: of training, over all commands of the run.
         tokens: of a step.
-        source: (seed, rows, length, first) -> batches.
+        source: (seed, rows, length, first, workers) -> batches, see `nano.data.batches`.
+        workers: processes that make batches of one length.
         kinds: names of the kinds of text.
         out: directory for state and log.
     """
@@ -44,7 +46,8 @@ class Plan:
     seed: int
     seconds: float
     tokens: int
-    source: Callable[[int, int, int, int], Iterator[Batch]]
+    source: Callable[[int, int, int, int, int], Iterator[Batch]]
+    workers: int
     kinds: Sequence[str]
     out: Path
 
@@ -59,18 +62,32 @@ class Loop:
     step: int = 0
     elapsed: float = 0.0
     drawn: dict[int, int] = field(default_factory=dict[int, int])
+    _reached: float = 0.0
     _streams: dict[int, Iterator[Batch]] = field(default_factory=dict[int, Iterator[Batch]])
 
-    def run(self, seconds: float | None) -> bool:
+    def rehearse(self) -> None:
+        """Compile for every length, before time counts."""
+        for length in LENGTHS:
+            rows = self.trainer.rows(self._batch(length), np.random.default_rng(0))
+            self.trainer.rehearse(rows, sparse=True)
+            self.trainer.rehearse(rows, sparse=False)
+        self.device.synchronize()
+
+    def run(self, seconds: float | None, halfway: Callable[[], None]) -> bool:
         """Train; returns whether the run is over.
 
         Args:
             seconds: of this command at most, None = to the end of the run.
+            halfway: called once when half of the run has passed.
         """
         begun, before, marks = time.perf_counter(), self.elapsed, (0, time.perf_counter())
         stop = self.plan.seconds if seconds is None else min(self.plan.seconds, before + seconds)
         while self.elapsed < stop:
-            length = length_of(self.step, self.elapsed / self.plan.seconds)
+            progress = self.elapsed / self.plan.seconds
+            if progress >= _HALF > self._reached:
+                halfway()
+            self._reached = progress
+            length = length_of(self.step, progress)
             report = self._step(length)
             self.step += 1
             if self.step % _LOG_EVERY == 0:
@@ -97,8 +114,8 @@ class Loop:
     def _batch(self, length: int) -> Batch:
         if length not in self._streams:
             first = self.drawn.get(length, 0)
-            rows = self.plan.tokens // length
-            self._streams[length] = self.plan.source(self.plan.seed, rows, length, first)
+            plan, rows = self.plan, self.plan.tokens // length
+            self._streams[length] = plan.source(plan.seed, rows, length, first, plan.workers)
         self.drawn[length] = self.drawn.get(length, 0) + 1
         return next(self._streams[length])
 
@@ -113,7 +130,7 @@ class Loop:
     def held_out(self, length: int) -> list[Batch]:
         """Batches that are never trained on."""
         seed, rows = self.plan.seed + _HELD_OUT, self.plan.tokens // length
-        stream = self.plan.source(seed, rows, length, 0)
+        stream = self.plan.source(seed, rows, length, 0, 0)
         return [next(stream) for _ in range(_MEASURED)]
 
     def measure(self, length: int) -> None:
@@ -151,6 +168,7 @@ class Loop:
         """Take up a saved state."""
         state: dict[str, Any] = torch.load(directory / STATE, map_location=self.device.torch)
         self.step, self.elapsed = int(state["step"]), float(state["elapsed"])
+        self._reached = self.elapsed / self.plan.seconds
         self.drawn = dict(state["drawn"])
         self.trainer.bank.load(state["bank"])
         self.trainer.optimiser.load(state["optimiser"])

@@ -18,7 +18,15 @@ from deepinfer.arch import Arch, Layer
 from deepinfer.model.engram_map import EngramMap
 from deepinfer.nano.train import attention, layers
 from deepinfer.nano.train.attention import KeySet, Pieces
-from deepinfer.nano.train.layers import AttentionWeights, Crossed, FeedForwardWeights
+from deepinfer.nano.train.layers import (
+    AttentionWeights,
+    CompressorWeights,
+    Crossed,
+    EngramWeights,
+    FeedForwardWeights,
+    HyperWeights,
+    Pending,
+)
 from deepinfer.nano.train.masters import Weights
 from deepinfer.nano.train.rows import Rows, near_keys
 from deepinfer.nano.train.selection import index_loss, select
@@ -35,33 +43,29 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Parts:
-    """The functions of `layers`, `attention` and `selection` with their constants; `fuse` compiles
-    those that are called often on large tensors."""
+    """The functions of `layers`, `attention` and `selection`, compiled by `fuse`."""
 
     def __init__(self, arch: Arch, fuse: Fuse):
-        self.cross = partial(layers.cross, arch=arch)
-        self.cross_pending = partial(fuse(layers.cross_pending), arch=arch)
+        self.cross = partial(fuse(layers.cross), arch=arch)
+        self.leave = partial(fuse(layers.leave), eps=arch.rms_norm_eps)
         self.inputs = partial(fuse(layers.attention_inputs), arch=arch)
-        self.window_key = partial(layers.window_key, arch=arch)
+        self.window_key = partial(fuse(layers.window_key), arch=arch)
         self.project_output = partial(fuse(layers.project_output), arch=arch)
         self.feed_forward = partial(fuse(layers.feed_forward), arch=arch)
-        self.latents = partial(layers.latents, eps=arch.rms_norm_eps)
-        self.index_key = partial(layers.index_key, arch=arch)
-        self.index_queries = partial(layers.index_queries, arch=arch)
+        self.compress = partial(fuse(layers.compress), arch=arch)
+        self.index_queries = partial(fuse(layers.index_queries), arch=arch)
         self.index_sum = fuse(layers.index_sum)
         self.index_loss = fuse(index_loss)
-        self.recall = partial(layers.recall, eps=arch.rms_norm_eps)
-        self.attention = Pieces(
-            fuse(attention.weigh), fuse(attention.unweigh), fuse(attention.mass)
-        )
+        self.recall = partial(fuse(layers.recall), eps=arch.rms_norm_eps)
+        self.attention = Pieces(*(fuse(piece) for piece in attention.PLAIN))
 
 
 class Flow(NamedTuple):
-    """Between sub-layers: streams without the last output, that output with its post and comb
-    (None at the start), and the pre for the next collapse."""
+    """Between sub-layers: streams without the last output, that output, and the pre for the next
+    collapse."""
 
     streams: Tensor
-    pending: tuple[Tensor, Tensor, Tensor] | None
+    pending: Pending
     pre: Tensor
 
 
@@ -129,10 +133,7 @@ class Network:
         flow = self.start(embedded)
         for layer in self.arch.layers:
             flow = self._layer(layer, flow, step)
-        settled = self.settle(flow)
-        hidden = layers.rms_norm(
-            layers.collapse(settled, flow.pre), weights["norm.weight"], self.arch.rms_norm_eps
-        )
+        _, hidden = self.parts.leave(*flow, weights["norm.weight"])
         features = torch.cat(step.streams_mean, -1) if step.streams_mean else hidden[:, :0]
         return Trace(hidden, features, step.load, self._index_loss(step))
 
@@ -140,25 +141,18 @@ class Network:
         """Equal streams; the first is collapsed (D22)."""
         pre = torch.zeros(len(embedded), self.arch.hc_mult, device=embedded.device)
         pre[:, 0] = 1.0
-        return Flow(embedded.unsqueeze(1).repeat(1, self.arch.hc_mult, 1), None, pre)
-
-    def settle(self, flow: Flow) -> Tensor:
-        """The streams with the pending output."""
-        if flow.pending is None:
-            return flow.streams
-        return layers.update(flow.streams, *flow.pending)
+        streams = embedded.unsqueeze(1).repeat(1, self.arch.hc_mult, 1)
+        return Flow(_learning(streams), _nothing(streams), _learning(pre))
 
     def enter(self, flow: Flow, prefix: str, side: str, weights: Weights) -> Crossed:
         """Cross the boundary in front of a sub-layer ("attn" or "ffn")."""
-        hyper = (
+        hyper = HyperWeights(
             weights[f"{prefix}hc_{side}_fn"],
             weights[f"{prefix}hc_{side}_base"],
             weights[f"{prefix}hc_{side}_scale"],
             weights[f"{prefix}{side}_norm.weight"],
         )
-        if flow.pending is None:
-            return Crossed(*self.parts.cross(flow.streams, flow.pre, *hyper))
-        return Crossed(*self.parts.cross_pending(flow.streams, *flow.pending, flow.pre, *hyper))
+        return Crossed(*self.parts.cross(*flow, hyper))
 
     def feed_forward(
         self, flow: Flow, prefix: str, topk: int, weights: Weights
@@ -179,12 +173,13 @@ class Network:
 
     def leave(self, crossed: Crossed, output: Tensor) -> Flow:
         """Hand a sub-layer's output on."""
-        return Flow(crossed.streams, (output, crossed.post, crossed.comb), crossed.pre)
+        return Flow(crossed.streams, Pending(output, crossed.post, crossed.comb), crossed.pre)
 
     def _layer(self, layer: Layer, flow: Flow, step: _Pass) -> Flow:
         prefix, weights = f"layers.{layer.index}.", step.weights
         if layer.engram is not None:
-            flow = Flow(self._recall(layer, self.settle(flow), step), None, flow.pre)
+            streams = self._recall(layer, flow, step)
+            flow = Flow(streams, _nothing(streams), flow.pre)
         crossed = self.enter(flow, prefix, "attn", weights)
         draft = self.arch.draft
         if draft is not None and layer.index in draft.target_layer_ids:
@@ -197,18 +192,17 @@ class Network:
         step.load[prefix] = load
         return flow
 
-    def _recall(self, layer: Layer, streams: Tensor, step: _Pass) -> Tensor:
+    def _recall(self, layer: Layer, flow: Flow, step: _Pass) -> Tensor:
         assert layer.engram is not None
         prefix = f"layers.{layer.index}.engram."
         found = engram_rows(step.rows.history, self.hashes[layer.engram])
-        table = step.weights[f"{prefix}embed.weight"]
-        return self.parts.recall(
-            streams,
-            functional.embedding(found, table),
+        recalled = functional.embedding(found, step.weights[f"{prefix}embed.weight"])
+        tensors = EngramWeights(
             step.weights[f"{prefix}wkv.weight"],
             step.weights[f"{prefix}q_weight"],
             step.weights[f"{prefix}k_weight"],
         )
+        return self.parts.recall(flow.streams, flow.pending, recalled, tensors)
 
     def _attend(self, layer: Layer, crossed: Crossed, step: _Pass) -> Tensor:
         rows, weights, parts = step.rows, step.weights, self.parts
@@ -249,23 +243,18 @@ class Network:
     def _own(self, layer: Layer, hidden: Tensor, step: _Pass) -> None:
         weights, prefix = step.weights, f"layers.{layer.index}.attn."
         count, length = step.rows.shape
-        latent = self.parts.latents(
-            hidden.view(count, length, -1),
-            weights[f"{prefix}compressor.wkv.weight"],
-            weights[f"{prefix}compressor.wgate.weight"] if layer.ratio == 2 else None,
-            weights[f"{prefix}compressor.norm.weight"],
-        )
         angles = step.rows.compressed
-        first = Rotation(angles.cos[:: layer.ratio], angles.sin[:: layer.ratio])
-        key = self.parts.index_key(
-            latent.detach(),
-            weights[f"{prefix}indexer.wk.weight"],
-            weights[f"{prefix}indexer.k_norm.weight"],
-            first,
+        tensors = CompressorWeights(
+            wkv=weights[f"{prefix}compressor.wkv.weight"],
+            wgate=weights[f"{prefix}compressor.wgate.weight"] if layer.ratio == 2 else None,
+            norm=weights[f"{prefix}compressor.norm.weight"],
+            wk=weights[f"{prefix}indexer.wk.weight"],
+            k_norm=weights[f"{prefix}indexer.k_norm.weight"],
         )
-        step.keys[layer.index] = key.view(count, length // layer.ratio, -1)
-        kept = layers.stored_latent(latent, first)
-        step.latents[layer.index] = kept.view(count, length // layer.ratio, -1)
+        first = Rotation(angles.cos[:: layer.ratio], angles.sin[:: layer.ratio])
+        latents, keys = self.parts.compress(hidden, tensors, first)
+        step.latents[layer.index] = latents.view(count, length // layer.ratio, -1)
+        step.keys[layer.index] = keys.view(count, length // layer.ratio, -1)
 
     def _select(self, layer: Layer, low: Tensor, hidden: Tensor, by: Rotation, step: _Pass) -> None:
         assert layer.kv_source is not None
@@ -299,6 +288,19 @@ class Network:
             mass = masses[0] if len(masses) == 1 else torch.stack(masses).mean(0)
             total = total + self.parts.index_loss(scores, mass, step.seen[source], valid)
         return total / max(1, len(step.scores))
+
+
+def _learning(x: Tensor) -> Tensor:
+    """Made to want a gradient even if nothing needs it: one compilation then serves all layers."""
+    return x.requires_grad_() if torch.is_grad_enabled() and x.is_leaf else x
+
+
+def _nothing(streams: Tensor) -> Pending:
+    """An output that changes no stream."""
+    tokens, m, hidden = streams.shape
+    same = torch.eye(m, device=streams.device).repeat(tokens, 1, 1)
+    zero = torch.zeros(tokens, m, device=streams.device)
+    return Pending(_learning(streams.new_zeros(tokens, hidden)), _learning(zero), _learning(same))
 
 
 def attention_weights(prefix: str, weights: Weights) -> AttentionWeights:

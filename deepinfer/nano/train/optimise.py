@@ -26,7 +26,7 @@ class Rates:
     clip: norm of the gradient of what AdamW steps."""
 
     matrix: float = 0.02
-    other: float = 3e-3
+    other: float = 2e-3
     balance: float = 1e-3
     momentum: float = 0.95
     decay: float = 0.01

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepinfer.arch import Arch
+from deepinfer.device import upload
 from deepinfer.nano.data.pack import Batch
 from deepinfer.ops.rotation import Rotation, layer_frequencies
 
@@ -97,16 +98,17 @@ def place_rows(packed: Batch, lower: NDArray[np.int64], arch: Arch, device: torc
         device: where to.
     """
 
-    def move(array: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype, non_blocking=True)
+    def move(array: NDArray[np.integer]) -> Tensor:
+        return upload(array.astype(np.int64), device)
 
     length, window = packed.ids.shape[1], arch.sliding_window
     if length % window or length % 2:
         raise ValueError(f"rows of {length} tokens: not an even multiple of the window {window}")
-    ids = move(packed.ids.astype(np.int64), torch.int64)
-    documents = move(packed.documents.astype(np.int64), torch.int64)
-    positions = move(packed.positions.astype(np.int64), torch.int64)
-    starts = move(lower, torch.int64)
+    ids = move(packed.ids)
+    documents = move(packed.documents)
+    positions = move(packed.positions)
+    starts = move(lower)
+    weights = upload(packed.weights.view(np.int32), device).view(torch.float32)
     near = _near(documents, window)
     first = _chunks(starts, window).unsqueeze(-1)
     plain, stretched = (freqs.to(device) for freqs in layer_frequencies(arch))
@@ -115,8 +117,8 @@ def place_rows(packed: Batch, lower: NDArray[np.int64], arch: Arch, device: torc
         ids=ids,
         documents=documents,
         positions=positions,
-        kinds=move(packed.kinds.astype(np.int64), torch.int64),
-        weights=_heard(move(packed.weights, torch.float32), positions, starts),
+        kinds=move(packed.kinds),
+        weights=_heard(weights, positions, starts),
         lower=starts,
         history=_history(ids, documents, arch),
         near=near,

@@ -21,10 +21,11 @@ class Phase:
 
 # First short documents and all entries; then long ones; at last entries as the engine selects.
 PHASES = (
-    Phase(0.50, (1024,), sparse=False),
-    Phase(0.68, (1024, 1024, 4096), sparse=False),
+    Phase(0.55, (1024,), sparse=False),
+    Phase(0.72, (1024, 1024, 4096), sparse=False),
     Phase(1.00, (1024, 1024, 4096), sparse=True),
 )
+LENGTHS = tuple(sorted({length for phase in PHASES for length in phase.lengths}))
 WARM_UP = 100  # steps
 FALL_FROM = 0.4
 LAST = 0.02

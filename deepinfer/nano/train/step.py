@@ -99,6 +99,11 @@ class Trainer:
         crowd = torch.stack([(share / share.mean()).amax() for share in load.values()]).amax()
         return replace(report, norm=norm, crowd=crowd)
 
+    def rehearse(self, rows: Rows, *, sparse: bool) -> None:
+        """Compile what a step with such rows needs; nothing is changed."""
+        weights = self.bank.working(torch.bfloat16, quantise=True)
+        self._losses(rows, weights, sparse, 0)[2].backward()
+
     def measure(self, rows: Rows, *, quantise: bool = True) -> Report:
         """The same numbers without a step, as the engine computes: entries are selected."""
         weights = self.bank.working(torch.bfloat16, quantise=quantise)

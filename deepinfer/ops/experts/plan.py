@@ -17,6 +17,15 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def ahead(self) -> int:
+        """Steps that are copied ahead.
+
+        With three buffers a step's last product may still read its own when the next step starts,
+        so copies go to the buffer before that; decoding then hides behind products.
+        """
+        return self.stages - 2 if self.stages > 2 else self.stages - 1
+
 
 class Tiles(NamedTuple):
     """Tiles of both products; they share the token width, because they share the tile table.
@@ -43,7 +52,7 @@ _BY_WIDTH = {
 # Of few experts, by the number of tokens. Buffers are as many as let all programs of a product fit
 # on the device at once and not one more a multiprocessor, or they would crowd some of them.
 _OF_FEW = {
-    16: _both(Tile(64, 16, 4, 6), own=True),
+    16: _both(Tile(128, 16, 4, 8), own=True),
     32: _both(Tile(128, 32, 4, 5), own=True),
     64: _both(Tile(128, 64, 4, 4), own=True),
 }

@@ -58,6 +58,39 @@ _OPERANDS = gl.constexpr("=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r")
 
 
 @gluon.jit
+def _weight_buffers(
+    w_ptr, s_ptr, block,
+    K: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
+):  # fmt: skip
+    """Buffers of words and scales of a weight tile, what fills them, and the first DEPTH copies.
+
+    The copies are not yet a group: the input's copies will close it.
+    """
+    warps: gl.constexpr = gl.num_warps()
+    steps: gl.constexpr = K // 128
+    blocks: gl.constexpr = ROWS // 64
+    bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [warps, 1], [1, 0])
+    scale_layout: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    words = gl.allocate_shared_memory(gl.uint8, [STAGES, ROWS * 4, 16], plain)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    scales = gl.allocate_shared_memory(gl.int32, [STAGES, ROWS], line)
+    piece = gl.arange(0, ROWS * 4, gl.SliceLayout(1, bytes_layout))
+    byte = gl.arange(0, 16, gl.SliceLayout(0, bytes_layout))
+    thread = piece % (ROWS * 2)
+    w_offset = piece // (ROWS * 2) * 2048 + thread // 128 * (steps * 4096) + thread % 128 * 16
+    w_ptr += block.to(gl.int64) * (blocks * steps * 4096)
+    w_ptr = w_ptr + (w_offset[:, None] + byte[None, :])
+    row = gl.arange(0, ROWS, scale_layout)
+    s_ptr += block.to(gl.int64) * (blocks * steps * 64)
+    s_ptr = s_ptr + (row // 64 * (steps * 64) + row % 64)
+    for s in gl.static_range(DEPTH):
+        async_copy.async_copy_global_to_shared(words.index(s), w_ptr + s * 4096)
+        async_copy.async_copy_global_to_shared(scales.index(s), s_ptr + s * 64)
+    return words, scales, w_ptr, s_ptr
+
+
+@gluon.jit
 def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, step, slot):
     """Start the copies of one step of 128 columns into buffer `slot`."""
     # One copy a buffer: between two of them into one allocation the compiler puts a barrier.
@@ -65,19 +98,6 @@ def _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, step, slot):
     async_copy.async_copy_global_to_shared(xs.index(slot), x_ptr + step * 128, mask=x_used)
     async_copy.async_copy_global_to_shared(scales.index(slot), s_ptr + step * 64)
     async_copy.commit_group()
-
-
-@gluon.jit
-def _lines(
-    order_ptr, first, rows, CHOICES: gl.constexpr, TOKENS: gl.constexpr, layout: gl.constexpr
-):
-    """Input row of each line of a buffer, and which lines are used; sorted rows if CHOICES is 0."""
-    n = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, layout)) % TOKENS
-    if CHOICES:
-        row = gl.load(order_ptr + first + n, n < rows, 0) // CHOICES
-    else:
-        row = first + n
-    return row, (n < rows)[:, None]
 
 
 @gluon.jit
@@ -95,66 +115,44 @@ def _decoded(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def _product(
-    x_ptr, order_ptr, first_ptr, rows_ptr, tile, w_ptr, s_ptr, block,
+    words, scales, w_ptr, s_ptr, x_ptr, order_ptr, first, rows,
     K: gl.constexpr, CHOICES: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
-    STAGES: gl.constexpr, OWN: gl.constexpr, x_layout: gl.constexpr, mma: gl.constexpr,
+    DEPTH: gl.constexpr, mma: gl.constexpr,
 ):  # fmt: skip
-    """Weight tile times input tile, [ROWS, TOKENS] fp32; first row and number of rows of the tile."""
+    """Weight tile times the tile's `rows` rows of the input, [ROWS, TOKENS] fp32.
+
+    The input's rows are sorted if CHOICES is 0, else `order_ptr` names them.
+    """
     warps: gl.constexpr = gl.num_warps()
     steps: gl.constexpr = K // 128
-    blocks: gl.constexpr = ROWS // 64
+    stages: gl.constexpr = words.shape[0]
+    late: gl.constexpr = stages - 2 == DEPTH
     a_layout: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     bytes_layout: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [warps, 1], [1, 0])
-    scale_layout: gl.constexpr = gl.BlockedLayout([1], [32], [warps], [0])
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    words = gl.allocate_shared_memory(gl.uint8, [STAGES, ROWS * 4, 16], plain)
-    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    scales = gl.allocate_shared_memory(gl.int32, [STAGES, ROWS], line)
+    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    xs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS * 2, 64], swizzled)
+    xs = gl.allocate_shared_memory(gl.bfloat16, [stages, TOKENS * 2, 64], swizzled)
 
-    piece = gl.arange(0, ROWS * 4, gl.SliceLayout(1, bytes_layout))
-    byte = gl.arange(0, 16, gl.SliceLayout(0, bytes_layout))
-    thread = piece % (ROWS * 2)
-    w_offset = piece // (ROWS * 2) * 2048 + thread // 128 * (steps * 4096) + thread % 128 * 16
-    w_ptr += block.to(gl.int64) * (blocks * steps * 4096)
-    w_ptr = w_ptr + (w_offset[:, None] + byte[None, :])
-    row = gl.arange(0, ROWS, scale_layout)
-    s_ptr += block.to(gl.int64) * (blocks * steps * 64)
-    s_ptr = s_ptr + (row // 64 * (steps * 64) + row % 64)
-
-    # With three buffers a step's last product may still read its own when the next step starts, so
-    # copies go to the buffer before that; decoding then hides behind products.
-    late: gl.constexpr = STAGES > 2
-    depth: gl.constexpr = STAGES - 2 if late else STAGES - 1
-    if OWN:
-        for s in gl.static_range(depth):
-            async_copy.async_copy_global_to_shared(words.index(s), w_ptr + s * 4096)
-            async_copy.async_copy_global_to_shared(scales.index(s), s_ptr + s * 64)
-        gdc_wait()
-    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
-    x_row, x_used = _lines(order_ptr, first, rows, CHOICES, TOKENS, x_layout)
     # Rows TOKENS and more of a buffer are the second 64 columns of a step.
     line = gl.arange(0, TOKENS * 2, gl.SliceLayout(1, x_layout))
+    n = line % TOKENS
+    x_row = gl.load(order_ptr + first + n, n < rows, 0) // CHOICES if CHOICES else first + n
+    x_used = (n < rows)[:, None]
     x_offset = x_row * K + line // TOKENS * 64
     x_ptr = x_ptr + (x_offset[:, None] + gl.arange(0, 64, gl.SliceLayout(0, x_layout))[None, :])
-
-    for s in gl.static_range(depth):
-        if OWN:
-            async_copy.async_copy_global_to_shared(xs.index(s), x_ptr + s * 128, mask=x_used)
-            async_copy.commit_group()
-        else:
-            _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, s, s)
+    for s in gl.static_range(DEPTH):
+        async_copy.async_copy_global_to_shared(xs.index(s), x_ptr + s * 128, mask=x_used)
+        async_copy.commit_group()
     total = gl.zeros([ROWS, TOKENS], gl.float32, mma)
-    for step in range(steps if rows > 0 else 0):
-        async_copy.wait_group(depth - 1)
-        ahead = step + depth
+    for step in range(steps):
+        async_copy.wait_group(DEPTH - 1)
+        ahead = step + DEPTH
         if ahead < steps:
-            to = ahead % STAGES
+            to = ahead % stages
             _fetch(words, scales, xs, w_ptr, s_ptr, x_ptr, x_used, ahead, to)
         else:
             async_copy.commit_group()
-        slot = step % STAGES
+        slot = step % stages
         scale = scales.index(slot).load(gl.SliceLayout(1, a_layout))
         for c in gl.static_range(2):
             word = words.index(slot).slice(c * ROWS * 2, ROWS * 2).load(bytes_layout)
@@ -166,7 +164,24 @@ def _product(
         if not late:
             total = warpgroup_mma_wait(0, [total])
     total = warpgroup_mma_wait(0, [total])
-    return total * 4294967296.0, first, rows  # takes back the factor of `_DECODE`
+    return total * 4294967296.0  # takes back the factor of `_DECODE`
+
+
+# Two values at a time: a conversion of one costs four times as much.
+_ROUND = gl.constexpr("""
+{
+.reg .b32 t;
+cvt.rn.bf16x2.f32 t, $3, $2;
+shl.b32 $0, t, 16;
+and.b32 $1, t, 0xFFFF0000;
+}
+""")
+
+
+@gluon.jit
+def _bf16_rounded(value):
+    """fp32 rounded to bf16, as fp32."""
+    return gl.inline_asm_elementwise(_ROUND, "=&r,=r,r,r", [value], gl.float32, True, 2)
 
 
 @gluon.jit
@@ -188,7 +203,8 @@ def _fp8_rounded(value):
 def _gate_up(
     x_ptr, w_ptr, s_ptr, order_ptr, expert_ptr, first_ptr, rows_ptr, share_ptr, h_ptr, limit,
     CHOICES: gl.constexpr, K: gl.constexpr, INNER: gl.constexpr,
-    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, OWN: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
+    OWN: gl.constexpr,
 ):  # fmt: skip
     """h = FP8-rounded bf16(silu(gate) * up * routing weight), a row per sorted pair."""
     warps: gl.constexpr = gl.num_warps()
@@ -201,23 +217,28 @@ def _gate_up(
         if expert < 0:
             return
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
-    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
     w_ptr += expert.to(gl.int64) * (INNER * K)
     s_ptr += expert.to(gl.int64) * (2 * INNER * (K // 128))
-    total, first, rows = _product(
-        x_ptr, order_ptr, first_ptr, rows_ptr, tile, w_ptr, s_ptr, block,
-        K, CHOICES, ROWS, TOKENS, STAGES, OWN, x_layout, mma,
+    words, scales, w_ptr, s_ptr = _weight_buffers(w_ptr, s_ptr, block, K, ROWS, STAGES, DEPTH)
+    if OWN:  # the weights did not depend on the kernel before, the rest does
+        gdc_wait()
+    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
+    if rows == 0:
+        async_copy.commit_group()  # a program must not end before its copies
+        async_copy.wait_group(0)
+        return
+    total = _product(
+        words, scales, w_ptr, s_ptr, x_ptr, order_ptr, first, rows,
+        K, CHOICES, ROWS, TOKENS, DEPTH, mma,
     )  # fmt: skip
-    both = total.to(gl.bfloat16).reshape([ROWS // 16, 2, 8, TOKENS]).permute((0, 2, 3, 1))
+    both = _bf16_rounded(total).reshape([ROWS // 16, 2, 8, TOKENS]).permute((0, 2, 3, 1))
     gate, up = both.split()
-    gate = gl.minimum(gate.to(gl.float32), limit)
-    up = gl.minimum(gl.maximum(up.to(gl.float32), -limit), limit)
+    gate, up = gl.minimum(gate, limit), gl.minimum(gl.maximum(up, -limit), limit)
     value = (gate / (1 + gl.exp(-gate)) * up).reshape([ROWS // 2, TOKENS])
     columns: gl.constexpr = gl.SliceLayout(0, value.type.layout)
     m = gl.arange(0, TOKENS, columns)
     share = gl.load(share_ptr + gl.load(order_ptr + first + m, m < rows, 0), m < rows, 0.0)
-    value = (value * share[None, :]).to(gl.bfloat16).to(gl.float32)
-    _store(_fp8_rounded(value), h_ptr, first, rows, block, INNER)
+    _store(_fp8_rounded(_bf16_rounded(value * share[None, :])), h_ptr, first, rows, block, INNER)
 
 
 @gluon.jit
@@ -237,7 +258,8 @@ def _store(value, out_ptr, first, rows, block, SIZE: gl.constexpr):
 def _down(
     h_ptr, w_ptr, s_ptr, expert_ptr, first_ptr, rows_ptr, y_ptr,
     K: gl.constexpr, OUT: gl.constexpr,
-    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, OWN: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
+    OWN: gl.constexpr,
 ):  # fmt: skip
     """y = bf16(h w2^T), a row per sorted pair."""
     warps: gl.constexpr = gl.num_warps()
@@ -250,12 +272,19 @@ def _down(
         if expert < 0:
             return
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
-    x_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
     w_ptr += expert.to(gl.int64) * (OUT * K // 2)
     s_ptr += expert.to(gl.int64) * (OUT * (K // 128))
-    total, first, rows = _product(
-        h_ptr, expert_ptr, first_ptr, rows_ptr, tile, w_ptr, s_ptr, block,
-        K, 0, ROWS, TOKENS, STAGES, OWN, x_layout, mma,
+    words, scales, w_ptr, s_ptr = _weight_buffers(w_ptr, s_ptr, block, K, ROWS, STAGES, DEPTH)
+    if OWN:
+        gdc_wait()
+    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
+    if rows == 0:
+        async_copy.commit_group()  # a program must not end before its copies
+        async_copy.wait_group(0)
+        return
+    total = _product(
+        words, scales, w_ptr, s_ptr, h_ptr, h_ptr, first, rows,
+        K, 0, ROWS, TOKENS, DEPTH, mma,
     )  # fmt: skip
     _store(total.to(gl.bfloat16), y_ptr, first, rows, block, OUT)
 
@@ -293,13 +322,14 @@ def launch(
     _gate_up[(2 * inner // tile.rows, count)](
         plain, weights.w13.codes, weights.w13.scale, order, expert, first, rows,
         topk_weights.contiguous(), h, limit, choices, hidden, inner,
-        tile.rows, width, tile.stages, own, num_warps=tile.warps, launch_pdl=own,
+        tile.rows, width, tile.stages, tile.ahead, own,
+        num_warps=tile.warps, launch_pdl=own,
     )  # fmt: skip
     y = torch.empty((entries, hidden), dtype=torch.bfloat16, device=device)
     tile = tiles.down
     _down[(hidden // tile.rows, count)](
         h, weights.w2.codes, weights.w2.scale, expert, first, rows, y,
-        inner, hidden, tile.rows, width, tile.stages, own,
+        inner, hidden, tile.rows, width, tile.stages, tile.ahead, own,
         num_warps=tile.warps, launch_pdl=own,
     )  # fmt: skip
     out = torch.empty((tokens, hidden), dtype=torch.float32, device=device)

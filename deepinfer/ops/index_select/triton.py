@@ -22,27 +22,31 @@ from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.index_inputs.reference import IndexQueries
 from deepinfer.ops.index_select.reference import CandidateRule, Selection
 from deepinfer.ops.triton_best import best
-from deepinfer.ops.triton_rows import fp4_value
+from deepinfer.ops.triton_fp4 import fp4_pairs
 
+_GROWN: tl.constexpr = tl.constexpr(2.0**64)  # queries and keys are held smaller, each by 2^32
 _ENTRIES = 128  # entries a program
 _SCORE_BYTES = 1 << 28  # bound on the scores of one chunk of rows
 
 
 @triton.jit
 def _decoded(code_ptr, scale_ptr, used, BYTES: tl.constexpr, KIND: tl.constexpr):
-    """Even and odd channels of FP4 vectors with a scale for 32 channels, both [vectors, BYTES]."""
+    """Even and odd channels of FP4 vectors with a scale for 32 channels, both [vectors, BYTES].
+
+    They are divided by 2^32: an exponent 94 higher makes up for the 126 that decoding leaves out.
+    """
     vectors: tl.constexpr = code_ptr.shape[0]
     here = used[:, None]
-    code = tl.load(code_ptr[:, None] + tl.arange(0, BYTES)[None, :], here, 0).to(tl.int32)
+    code = tl.load(code_ptr[:, None] + tl.arange(0, BYTES)[None, :], here, 0)
     byte = tl.load(scale_ptr[:, None] + tl.arange(0, BYTES // 16)[None, :], here, 127)
-    size = (byte.to(tl.int32) << 23).to(tl.float32, bitcast=True)[:, :, None]
+    # Scales above 2^33 do not occur: their vectors would be far out of the range of activations.
+    size = ((tl.minimum(byte.to(tl.int32), 160) + 94) << 23).to(tl.float32, bitcast=True)
     code = tl.reshape(code, (vectors, BYTES // 16, 16))
-    even = tl.reshape(fp4_value(code & 15) * size, (vectors, BYTES))
-    odd = tl.reshape(fp4_value(code >> 4) * size, (vectors, BYTES))
-    return even.to(KIND), odd.to(KIND)
+    even, odd = fp4_pairs(code, size.to(KIND)[:, :, None])
+    return tl.reshape(even, (vectors, BYTES)), tl.reshape(odd, (vectors, BYTES))
 
 
-@triton.jit(do_not_specialize=["columns", "table_width"])
+@triton.jit(do_not_specialize=["table_width"])
 def _scores(
     query_ptr, weight_ptr, code_ptr, scale_ptr, position_ptr, row_ptr, table_ptr, block_ptr,
     out_ptr, best_ptr, columns, page_size, scale_page_size, table_width,
@@ -79,7 +83,7 @@ def _scores(
         dots = tl.dot(even, tl.trans(left))
         dots = tl.dot(odd, tl.trans(right), dots)
         weight = tl.load(weight_ptr + token * HEADS + head, head < HEADS, 0.0)
-        total = tl.sum(tl.maximum(dots, 0.0) * weight[None, :], 1)
+        total = tl.sum(tl.maximum(dots * _GROWN, 0.0) * weight[None, :], 1)
         score = tl.where(used, total, score)
     tl.store(out_ptr + token * columns + column, score, column < columns)
     if PUBLISH:

@@ -31,13 +31,22 @@ class Tile(NamedTuple):
 
 
 # Measured on one H200 (docs/kernels.md).
-_NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5), 64: Tile(128, 64, 4, 4, None, True)}
+_NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5)}
+_WHOLE, _SPLIT = Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)
 _WIDE = Tile(128, 64, 8, 4)
 
 
-def choose(tokens: int) -> Tile:
-    """The narrowest tile that holds all tokens, else the one for many."""
-    return next((tile for width, tile in sorted(_NARROW.items()) if tokens <= width), _WIDE)
+def choose(tokens: int, count: int) -> Tile:
+    """The narrowest tile that holds all tokens, else the one for many.
+
+    Args:
+        tokens: of the input.
+        count: segments of K; sums of several are stored in fp32, which small tiles overlap better.
+    """
+    if tokens > SPLIT_TOKENS:
+        return _WIDE
+    tiles = (tile for width, tile in sorted(_NARROW.items()) if tokens <= width)
+    return next(tiles, _WHOLE if count == 1 else _SPLIT)
 
 
 def segments(out: int, columns: int) -> int:

@@ -238,7 +238,8 @@ def unsummed(x: Quantised, weight: PackedLinear) -> Tensor:
         [tokens, out] bf16, or fp32 [segments, tokens, out] whose rounded sum that is.
     """
     tokens, columns = x.codes.shape
-    return launch(x, weight, choose(tokens), segments(weight.scale.shape[0] * 32, columns))
+    count = segments(weight.scale.shape[0] * 32, columns)
+    return launch(x, weight, choose(tokens, count), count)
 
 
 def summed(parts: Tensor) -> Tensor:

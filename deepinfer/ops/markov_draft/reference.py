@@ -23,6 +23,10 @@ class MarkovWeights(NamedTuple):
     confidence: Tensor
 
 
+Choose = Callable[[Tensor, int], Tensor]
+"""From logits [requests, vocab] and the place in the block to tokens [requests]."""
+
+
 class Drafts(NamedTuple):
     """tokens [requests, block] int64; confidence [requests, block] fp32 raw logits; logits
     [requests, block, vocab] fp32 with the bias."""
@@ -37,7 +41,7 @@ def markov_draft(
     hidden: Tensor,
     newest: Tensor,
     weights: MarkovWeights,
-    choose: Callable[[Tensor, int], Tensor] | None = None,
+    drawing: Callable[[Tensor], Choose] | None = None,
 ) -> Drafts:
     """Drafts of a block, each after the one before it.
 
@@ -46,9 +50,10 @@ def markov_draft(
         hidden: [requests, block, d] the last-stage hidden *before* the norm.
         newest: [requests] int64, the newest sampled token.
         weights: Markov and confidence heads.
-        choose: from logits [requests, vocab] and the place in the block to tokens [requests]; None
-            takes the likeliest id, the lowest of equal ones.
+        drawing: from `base` to what chooses drafts one after another; None takes the likeliest
+            id, the lowest of equal ones.
     """
+    choose = None if drawing is None else drawing(base)
     previous = newest
     tokens: list[Tensor] = []
     confidence: list[Tensor] = []

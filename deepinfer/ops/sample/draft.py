@@ -17,6 +17,13 @@ CANDIDATES = 64
 needs little noise."""
 
 
+class Candidates(NamedTuple):
+    """Ids that drafts are drawn from, [n, k] int64, and their noise [n, k] fp32."""
+
+    ids: Tensor
+    noise: Tensor
+
+
 class Drawn(NamedTuple):
     """tokens [n] int64; law [n, vocab] fp32, the distribution drawn from, as in `Sampled`, None
     unless kept."""
@@ -25,39 +32,49 @@ class Drawn(NamedTuple):
     law: Tensor | None
 
 
+def candidates(
+    logits: Tensor, state: SamplerState, rows: Tensor, positions: Tensor, purpose: Purpose
+) -> Candidates:
+    """What drafts are drawn from, for many places at once: noise is many small operations.
+
+    Args:
+        logits: [n, vocab] fp32, about those that the drafts will be drawn by.
+        state: sampling values of all rows.
+        rows: [n] int64, row of each draft.
+        positions: [n] int64, index of the drafted token in its row.
+        purpose: TARGET for match verification (the noise of the position itself, so that more
+            drafts match), DRAFT for ratio and block (sharing noise would bias the result).
+    """
+    ids = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1).indices
+    return Candidates(ids, gumbel_noise_at(state.key(rows, positions), purpose, ids))
+
+
 def draw_drafts(
     logits: Tensor,
     state: SamplerState,
     rows: Tensor,
-    positions: Tensor,
-    purpose: Purpose,
+    among: Candidates | None,
     keep_law: bool = False,
 ) -> Drawn:
-    """One draft a row at the row's temperature; greedy rows take the likeliest id.
+    """One draft a row at the row's temperature; greedy rows take the likeliest id of all.
 
     Args:
         logits: [n, vocab] fp32; a row that is not finite counts as all 0, its draft is rejected
             or right by chance.
         state: sampling values of all rows.
         rows: [n] int64, row of each draft.
-        positions: [n] int64, index of the drafted token in its row.
-        purpose: TARGET for match verification (the noise of the position itself, so that more
-            drafts match), DRAFT for ratio and block (sharing noise would bias the result).
+        among: of the rows; None if `state.uses.noise` is not.
         keep_law: return the distribution too.
     """
     logits = logits.masked_fill(~logits.isfinite().all(1, keepdim=True), 0.0)
-    best, likeliest = logits.max(1).values, logits.argmax(1)
-    greedy, temperature = state.greedy[rows], state.temperature[rows]
-    tokens, law = likeliest, None
-    if state.uses.noise:
-        value, ids = logits.topk(min(CANDIDATES, logits.shape[1]), dim=1)
-        scaled = scale(value, best, temperature)
-        noise = gumbel_noise_at(state.key(rows, positions), purpose, ids)
-        drawn = ids.gather(1, (scaled + noise).argmax(1, keepdim=True)).squeeze(1)
-        tokens = torch.where(greedy, likeliest, drawn)
-        if keep_law:
-            law = torch.full_like(logits, -math.inf).scatter_(1, ids, scaled)
-            law = torch.where(greedy.unsqueeze(1), certain(likeliest, law), law)
-    elif keep_law:
-        law = certain(likeliest, logits)
-    return Drawn(tokens, law)
+    likeliest = logits.argmax(1)
+    if among is None:
+        return Drawn(likeliest, certain(likeliest, logits) if keep_law else None)
+    greedy, value = state.greedy[rows], logits.gather(1, among.ids)
+    scaled = scale(value, value.max(1).values, state.temperature[rows])
+    best = (scaled + among.noise).argmax(1, keepdim=True)
+    tokens = torch.where(greedy, likeliest, among.ids.gather(1, best).squeeze(1))
+    if not keep_law:
+        return Drawn(tokens, None)
+    law = torch.full_like(logits, -math.inf).scatter_(1, among.ids, scaled)
+    return Drawn(tokens, torch.where(greedy.unsqueeze(1), certain(likeliest, law), law))

@@ -87,13 +87,18 @@ def _draw(
             if tl.max(kept.to(tl.int32), 0) > 0:
                 group = start // 4 + tl.arange(0, BLOCK // 4)
                 word = words_of(group, position, completion, seed, PURPOSE)
-                could = kept & (scaled + at_most(word) >= top)
-                if tl.max(could.to(tl.int32), 0) > 0:
-                    score = tl.where(kept, scaled + gumbel_of(word), float("-inf"))
-                    here = tl.max(score, 0)
-                    found = tl.min(tl.where(score == here, ids, _NO_ID), 0)
-                    winner = tl.where(here > top, found, winner)
-                    top = tl.maximum(here, top)
+                reach = tl.where(kept, scaled + at_most(word), float("-inf"))
+                peak = tl.max(reach, 0)
+                while peak >= top:  # once or twice: the bound is close where noise is large
+                    found = tl.min(tl.where(reach == peak, ids, _NO_ID), 0)
+                    own = tl.sum(tl.where(ids == found, word.to(tl.int64), 0), 0)
+                    score = tl.max(tl.where(ids == found, scaled, float("-inf")), 0)
+                    score += gumbel_of(own)
+                    better = (score > top) | ((score == top) & (found < winner))
+                    winner = tl.where(better, found, winner)
+                    top = tl.where(better, score, top)
+                    reach = tl.where(ids == found, float("-inf"), reach)
+                    peak = tl.max(reach, 0)
     tl.store(score_ptr + at * CHUNKS + chunk, top)
     tl.store(id_ptr + at * CHUNKS + chunk, winner)
 

@@ -24,6 +24,7 @@ _BIN_SHIFT: tl.constexpr = tl.constexpr(17)
 _FIRST_BIN: tl.constexpr = tl.constexpr(119 << 6)
 _LAST_BIN: tl.constexpr = tl.constexpr(BINS - 1)
 _LARGEST: tl.constexpr = tl.constexpr(0x7F7FFFFF)  # size of the least finite value
+_FAR: tl.constexpr = tl.constexpr(0x41A00000)  # bits of 20
 _NO_KEY: tl.constexpr = tl.constexpr((1 << 62) - 1)
 _LISTED: tl.constexpr = tl.constexpr(2048)  # keys at hand in a bisection
 
@@ -55,10 +56,29 @@ def _keys(
 
 
 @triton.jit
-def _bin(key):
-    """Bin of a place; places ascend from bin to bin."""
+def _far(key):
+    """Places with less than e^-20 of the likeliest id's mass."""
+    return key >= (_FAR << _ID_BITS)
+
+
+@triton.jit
+def _bin(key, top_k):
+    """Bin of a place; places ascend from bin to bin. Without top-k the far ones share the last:
+    all of them together weigh so little that top-p hardly ever cuts among them."""
     found = (key >> (_ID_BITS + _BIN_SHIFT)).to(tl.int32) - _FIRST_BIN
-    return tl.minimum(tl.maximum(found, 0), _LAST_BIN)
+    found = tl.minimum(tl.maximum(found, 0), _LAST_BIN)
+    return tl.where((top_k == 0) & _far(key), _LAST_BIN, found)
+
+
+@triton.jit
+def _hopeful(high_ptr, at, top_k, temperature, end, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
+    """A place behind which no id of the top-k lies: so many chunks have a better one."""
+    chunk = tl.arange(0, PADDED)
+    best = tl.load(high_ptr + at * CHUNKS + chunk, chunk < CHUNKS, float("-inf"))
+    as_good = tl.sum((best[None, :] >= best[:, None]).to(tl.int32), 1)
+    least = tl.max(tl.where(as_good >= top_k, best, float("-inf")), 0)
+    last = key_of(tl.div_rn(least - tl.max(best, 0), temperature), _ID_MASK)
+    return tl.where((top_k > 0) & (top_k <= CHUNKS), tl.minimum(end, last), end)
 
 
 @triton.jit
@@ -93,18 +113,25 @@ def histogram(
     high = highest(high_ptr, at, CHUNKS, PADDED)
     if _active(greedy_ptr, top_k, top_p, row, 0) & (high > float("-inf")):
         temperature, end = tl.load(temperature_ptr + row), _last_key(tl.load(log_min_p_ptr + row))
+        end = _hopeful(high_ptr, at, top_k, temperature, end, CHUNKS, PADDED)
+        bin_ptr += at * BINS
+        far = tl.full([], 0, tl.int64)
         for start in range(chunk * CHUNK, chunk * CHUNK + CHUNK, BLOCK):
             ids = start + tl.arange(0, BLOCK)
             key = _keys(
                 logit_ptr + at * VOCAB, mask_ptr + at * WORDS, ids, high, temperature,
                 VOCAB, MASKED,
             )  # fmt: skip
-            here, bins = key <= end, bin_ptr + at * BINS + _bin(key)
+            here, bins = key <= end, bin_ptr + _bin(key, top_k)
             if top_k > 0:
                 tl.atomic_add(bins, tl.full([BLOCK], 1, tl.int64), here, sem="relaxed")
             if top_p < 1:
-                mass = mass_of(key)
-                tl.atomic_add(bins + masses, mass, here & (mass > 0), sem="relaxed")
+                mass = tl.where(here, mass_of(key), 0)
+                aside = (top_k == 0) & _far(key)
+                far += tl.sum(tl.where(aside, mass, 0), 0)
+                tl.atomic_add(bins + masses, mass, (mass > 0) & (aside == 0), sem="relaxed")
+        if far > 0:
+            tl.atomic_add(bin_ptr + masses + BINS - 1, far, sem="relaxed")
 
 
 @triton.jit
@@ -165,7 +192,7 @@ def enlist(
                 logit_ptr + at * VOCAB, mask_ptr + at * WORDS, ids, high, temperature,
                 VOCAB, MASKED,
             )  # fmt: skip
-            here = (key <= end) & (_bin(key) == target)
+            here = (key <= end) & (_bin(key, top_k) == target)
             if tl.max(here.to(tl.int32), 0) > 0:
                 place = tl.atomic_add(
                     length_ptr + tl.zeros_like(ids), tl.full([BLOCK], 1, tl.int32), here,

@@ -116,7 +116,7 @@ def _minus_log2(t):
 
 @triton.jit
 def gumbel_of(word):
-    """Gumbel noise fp32 of uint32 words, as `noise.gumbel`."""
+    """Gumbel noise fp32 of words (uint32, or int64 of that range), as `noise.gumbel`."""
     mantissa, zeros = _normalised(word.to(tl.int64) | 1, 32)
     e = (zeros << 57) + (_minus_log2((1 << 32) - mantissa) >> 5)
     mantissa, zeros = _normalised(e, 63)

@@ -24,11 +24,18 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer.arch import Records
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.rotation import Rotation
-from deepinfer.ops.triton_rows import fp4_value, turned
+from deepinfer.ops.triton_fp4 import fp4_pairs
+from deepinfer.ops.triton_rows import turned
 
 SLOTS = 64  # slots of one numerator group; a row's bits depend on it
+_TOKENS = 1024  # at a time; 90 KB of numerators and places each at the release's sizes
 _HEADS = 64  # most heads a program; fewer are padded, as the matrix unit takes 64 rows
-_LOG2_E = 1 / math.log(2)
+LOG2_E = 1 / math.log(2)
+_LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
+_SHRUNK = 2.0**16  # keys are held smaller by this factor: FP4 scales times 2^110 fit bf16
+_GROWN: tl.constexpr = tl.constexpr(_SHRUNK)
+_FP4_RAISE: tl.constexpr = tl.constexpr(2.0**110)
+_NOWHERE: tl.constexpr = tl.constexpr(-(1 << 62))
 _START: tl.constexpr = tl.constexpr(-1e30)  # finite, so that rows without a visible key give zero
 
 
@@ -48,18 +55,19 @@ class Tiles(NamedTuple):
 
 def choose(tokens: int) -> Tiles:
     """Many narrow programs for few tokens, wide ones for many."""
-    return Tiles(128, 3, 64, 4, 3) if tokens <= 16 else Tiles(128, 3, 128, 4, 3)
+    return Tiles(128, 3, 64, 4, 3) if tokens <= 32 else Tiles(128, 2, 128, 4, 2)
 
 
 @triton.jit
 def _fp8_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
-    """Channels low... of FP8 records [slots, STEP]; zero where not used."""
+    """Channels low... of FP8 records [slots, STEP], divided by 2^16; zero where not used."""
     slots: tl.constexpr = at.shape[0]
     here = used[:, None]
     code = tl.load(at[:, None] + low + tl.arange(0, STEP)[None, :], here, 0)
     group = WIDTH + low // 32 + tl.arange(0, STEP // 32)[None, :]
-    byte = tl.load(at[:, None] + group, here, 0)
-    size = (byte.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    byte = tl.load(at[:, None] + group, here, 127)
+    # A scale of less than 2^-110 counts as nothing, as its value would.
+    size = ((tl.maximum(byte.to(tl.int32), 16) - 16) << 23).to(tl.float32, bitcast=True)
     value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     value = tl.reshape(value, (slots, STEP // 32, 32)) * size[:, :, None]
     return tl.reshape(value.to(KIND), (slots, STEP))
@@ -67,18 +75,16 @@ def _fp8_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.c
 
 @triton.jit
 def _fp4_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
-    """Channels low... of FP4 entries [slots, STEP], one E4M3 scale for 16 channels."""
+    """Channels low... of FP4 entries [slots, STEP], one E4M3 scale for 16 channels, over 2^16."""
     slots: tl.constexpr = at.shape[0]
     half: tl.constexpr = STEP // 2
     here = used[:, None]
-    code = tl.load(at[:, None] + low // 2 + tl.arange(0, half)[None, :], here, 0).to(tl.int32)
+    code = tl.load(at[:, None] + low // 2 + tl.arange(0, half)[None, :], here, 0)
     group = WIDTH // 2 + low // 16 + tl.arange(0, STEP // 16)[None, :]
     size = tl.load(at[:, None] + group, here, 0).to(tl.float8e4nv, bitcast=True)
-    size = size.to(tl.float32)[:, :, None]
-    code = tl.reshape(code, (slots, STEP // 16, 8))
-    even = tl.reshape((fp4_value(code & 15) * size).to(KIND), (slots, half))
-    odd = tl.reshape((fp4_value(code >> 4) * size).to(KIND), (slots, half))
-    return tl.interleave(even, odd)
+    size = (size.to(tl.float32) * _FP4_RAISE).to(KIND)[:, :, None]
+    even, odd = fp4_pairs(tl.reshape(code, (slots, STEP // 16, 8)), size)
+    return tl.interleave(tl.reshape(even, (slots, half)), tl.reshape(odd, (slots, half)))
 
 
 @triton.jit
@@ -111,19 +117,24 @@ def _selected(
     return latent_ptr + page * page_size + chosen % ENTRIES * (WIDTH // 2 + WIDTH // 16), used
 
 
-@triton.jit(do_not_specialize=["scale", "table_width"])
+@triton.jit(do_not_specialize=["first", "scale", "table_width"])
 def _weigh(
-    q_ptr, record_ptr, ring_ptr, ids_ptr, latent_ptr, share_ptr, high_ptr, total_ptr,
+    q_ptr, record_ptr, ring_ptr, ids_ptr, latent_ptr, share_ptr, high_ptr, total_ptr, place_ptr,
     position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, table_ptr,
-    scale, ring_slot, page_size, table_width,
+    first, scale, ring_slot, page_size, table_width,
     HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
     RING: tl.constexpr, IDS: tl.constexpr, ENTRIES: tl.constexpr, SLOTS: tl.constexpr,
     RECENT: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Numerators of SLOTS slots: exp2(score - high), high the next integer above the largest."""
+    """Numerators of SLOTS slots: exp2(score - high), high the next integer above the largest.
+
+    Also notes where their records lie, in bytes behind `record_ptr`; _NOWHERE if unseen. Results
+    lie in scratch memory that starts with token `first`.
+    """
     gdc_wait()
     gdc_launch_dependents()
-    token, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
+    row, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
+    token = first + row
     head = tl.program_id(1) * PADDED + tl.arange(0, PADDED)
     there, slot = head < HEADS, tl.arange(0, SLOTS)
     q_ptr += (token * HEADS + head)[:, None] * WIDTH + tl.arange(0, STEP)[None, :]
@@ -149,11 +160,13 @@ def _weigh(
     score = tl.where(used[None, :], score * scale, float("-inf"))
     high = tl.ceil(tl.maximum(tl.max(score, 1), _START))
     share = tl.exp2(score - high[:, None])
-    kept = (token * PARTS + part) * HEADS + head
+    kept = (row * PARTS + part) * HEADS + head
     tl.store(high_ptr + kept, high, there)
     tl.store(total_ptr + kept, tl.sum(share, 1), there)
-    at = (token * HEADS + head)[:, None] * (PARTS * SLOTS) + part * SLOTS + slot[None, :]
-    tl.store(share_ptr + at, share.to(share_ptr.dtype.element_ty), there[:, None])
+    column = (row * HEADS + head)[:, None] * (PARTS * SLOTS) + part * SLOTS + slot[None, :]
+    tl.store(share_ptr + column, share.to(share_ptr.dtype.element_ty), there[:, None])
+    place = tl.where(used, at.to(tl.int64) - record_ptr.to(tl.int64), _NOWHERE)
+    tl.store(place_ptr + (row * PARTS + part) * SLOTS + slot, place)
 
 
 @triton.jit
@@ -164,49 +177,51 @@ def _relative(share_ptr, high_ptr, part, there, high, HEADS: tl.constexpr, SLOTS
     return (share.to(tl.float32) * tl.exp2(own - high)[:, None]).to(share.dtype)
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit
+def _records(record_ptr, place_ptr, part, SLOTS: tl.constexpr, ALIGNED: tl.constexpr):
+    """Addresses of a part's records and which of them there are."""
+    place = tl.load(place_ptr + part * SLOTS + tl.arange(0, SLOTS))
+    used = place != _NOWHERE
+    return record_ptr + tl.multiple_of(tl.where(used, place, 0), [ALIGNED]), used
+
+
+@triton.jit(do_not_specialize=["first"])
 def _sum(
-    share_ptr, high_ptr, total_ptr, record_ptr, ring_ptr, ids_ptr, latent_ptr, sink_ptr, out_ptr,
-    cos_ptr, sin_ptr, position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, table_ptr,
-    ring_slot, page_size, table_width,
-    HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
-    RING: tl.constexpr, IDS: tl.constexpr, ENTRIES: tl.constexpr, SLOTS: tl.constexpr,
-    RECENT: tl.constexpr, PARTS: tl.constexpr, ROTATED: tl.constexpr, LOG2_E: tl.constexpr,
+    share_ptr, high_ptr, total_ptr, record_ptr, place_ptr, sink_ptr, out_ptr, cos_ptr, sin_ptr,
+    first,
+    HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
+    RECENT: tl.constexpr, PARTS: tl.constexpr, ROTATED: tl.constexpr, ALIGNED: tl.constexpr,
     CHANNELS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """CHANNELS channels of the attention of one token, rotated back."""
     gdc_wait()
     gdc_launch_dependents()
-    token = (tl.program_id(0) // (WIDTH // CHANNELS)).to(tl.int64)
+    row = (tl.program_id(0) // (WIDTH // CHANNELS)).to(tl.int64)
+    token = first + row
     low = tl.program_id(0) % (WIDTH // CHANNELS) * CHANNELS
     head = tl.program_id(1) * PADDED + tl.arange(0, PADDED)
     there, slot = head < HEADS, tl.arange(0, SLOTS)
-    high_ptr += token * PARTS * HEADS + head
-    total_ptr += token * PARTS * HEADS + head
-    share_ptr += (token * HEADS + head)[:, None] * (PARTS * SLOTS) + slot[None, :]
+    high_ptr += row * PARTS * HEADS + head
+    total_ptr += row * PARTS * HEADS + head
+    place_ptr += row * PARTS * SLOTS
+    share_ptr += (row * HEADS + head)[:, None] * (PARTS * SLOTS) + slot[None, :]
     high = tl.full([PADDED], _START, tl.float32)
     for part in tl.static_range(PARTS):
         high = tl.maximum(high, tl.load(high_ptr + part * HEADS, there, _START))
-    total = tl.exp2(tl.load(sink_ptr + head, there, 0.0) * LOG2_E - high)
+    total = tl.exp2(tl.load(sink_ptr + head, there, 0.0) * _LOG2_E - high)
     for part in tl.static_range(PARTS):
         own = tl.load(high_ptr + part * HEADS, there, _START)
         total += tl.load(total_ptr + part * HEADS, there, 0.0) * tl.exp2(own - high)
     out = tl.zeros([PADDED, CHANNELS], tl.float32)
     for part in tl.range(0, RECENT, num_stages=STAGES):
         share = _relative(share_ptr, high_ptr, part, there, high, HEADS, SLOTS)
-        at, used = _recent(
-            record_ptr, ring_ptr, position_ptr, row_ptr, start_ptr, lower_ptr, slot_ptr, ring_slot,
-            token, part * SLOTS + slot, WIDTH, WINDOW, RING,
-        )  # fmt: skip
+        at, used = _records(record_ptr, place_ptr, part, SLOTS, ALIGNED)
         out = tl.dot(share, _fp8_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
     for part in tl.range(RECENT, PARTS, num_stages=STAGES):
         share = _relative(share_ptr, high_ptr, part, there, high, HEADS, SLOTS)
-        at, used = _selected(
-            ids_ptr, latent_ptr, row_ptr, table_ptr, page_size, table_width,
-            token, (part - RECENT) * SLOTS + slot, WIDTH, IDS, ENTRIES,
-        )  # fmt: skip
+        at, used = _records(record_ptr, place_ptr, part, SLOTS, ALIGNED)
         out = tl.dot(share, _fp4_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
-    out = (out / total[:, None]).to(out_ptr.dtype.element_ty).to(tl.float32)
+    out = (out * _GROWN / total[:, None]).to(out_ptr.dtype.element_ty).to(tl.float32)
     even, odd = tl.split(tl.reshape(out, (PADDED, CHANNELS // 2, 2)))
     pair = (low // 2 + tl.arange(0, CHANNELS // 2))[None, :]
     # Rotating (odd, even) forwards is rotating (even, odd) backwards with the places changed.
@@ -272,29 +287,33 @@ def tiled(
     padded = min(_HEADS, max(16, triton.next_power_of_2(heads)))
     blocks, recent = triton.cdiv(heads, padded), triton.cdiv(window, SLOTS)
     parts = recent + triton.cdiv(count, SLOTS)
-    share = q.new_empty((tokens, heads, parts * SLOTS))
-    high = torch.empty((tokens, parts, heads), dtype=torch.float32, device=q.device)
+    some = min(tokens, _TOKENS)
+    share = q.new_empty((some, heads, parts * SLOTS))
+    high = torch.empty((some, parts, heads), dtype=torch.float32, device=q.device)
     total = torch.empty_like(high)
+    places = torch.empty((some, parts, SLOTS), dtype=torch.int64, device=q.device)
     chosen = batch.positions if ids is None else ids.contiguous()  # any integers where none count
-    places = (
-        *(batch.positions, batch.rows, batch.starts, batch.lower, batch.slots, batch.page_table),
-    )
-    strides = ring.stride(0), latents.stride(0), batch.page_table.stride(0)
-    sizes = (
-        *(heads, padded, width, window, ring.shape[1], count),
-        *(1 if pages is None else pages.entries, SLOTS, recent, parts),
-    )
-    _weigh[(tokens * parts, blocks)](
-        q.contiguous(), records, ring, chosen, latents, share, high, total, *places,
-        scale * _LOG2_E, *strides, *sizes, min(tiles.step, width), tiles.stages,
-        num_warps=4, launch_pdl=True,
-    )  # fmt: skip
-    channels = min(tiles.channels, width)
-    _sum[(tokens * (width // channels), blocks)](
-        share, high, total, records, ring, chosen, latents, sink, out, by.cos, by.sin, *places,
-        *strides, *sizes, by.cos.shape[1], _LOG2_E, channels, tiles.sum_stages,
-        num_warps=tiles.sum_warps, enable_fp_fusion=False, launch_pdl=True,
-    )  # fmt: skip
+    apart = (ring.stride(0), latents.stride(0), layout.window.bytes, layout.latent.bytes)
+    starts = (tensor.data_ptr() for tensor in (records, ring, latents))
+    aligned = math.gcd(16, *apart, *starts)
+    channels, queries = min(tiles.channels, width), q.contiguous()
+    for first in range(0, tokens, some):
+        count_here = min(some, tokens - first)
+        _weigh[(count_here * parts, blocks)](
+            queries, records, ring, chosen, latents, share, high, total, places,
+            batch.positions, batch.rows, batch.starts, batch.lower, batch.slots, batch.page_table,
+            first, scale * LOG2_E * _SHRUNK, ring.stride(0), latents.stride(0),
+            batch.page_table.stride(0), heads, padded, width, window, ring.shape[1], count,
+            1 if pages is None else pages.entries, SLOTS, recent, parts,
+            min(tiles.step, width), tiles.stages,
+            num_warps=4, launch_pdl=True,
+        )  # fmt: skip
+        _sum[(count_here * (width // channels), blocks)](
+            share, high, total, records, places, sink, out, by.cos, by.sin, first,
+            heads, padded, width, SLOTS, recent, parts, by.cos.shape[1], aligned,
+            channels, tiles.sum_stages,
+            num_warps=tiles.sum_warps, enable_fp_fusion=False, launch_pdl=True,
+        )  # fmt: skip
     return out
 
 
