@@ -19,13 +19,13 @@ MAX_LOGPROBS = 1000
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_CHARS = 16_384
 _SEED_BITS = 64
-_DEMANDS = ("json", "regex", "choice", "grammar", "json_object")
+_DEMANDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """Structured output with the names vLLM uses: exactly one of the first five.
+    """Structured output with the names vLLM uses: exactly one of the first six.
 
     Attributes:
         json: a JSON Schema, as text or as the object itself.
@@ -33,6 +33,7 @@ class StructuredOutputsParams:
         choice: the text is one of these strings.
         grammar: an EBNF (GBNF) grammar; the text is derived from its rule `root`.
         json_object: True: any JSON object.
+        structural_tag: free text but for tagged parts (docs/structured-output.md has the form).
         disable_any_whitespace: JSON without white space between its tokens.
         disable_additional_properties: objects have only the properties that their schema names.
         whitespace_pattern: regex of the white space between JSON tokens.
@@ -43,6 +44,7 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | Mapping[str, object] | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None

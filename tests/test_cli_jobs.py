@@ -49,7 +49,7 @@ def test_a_file_of_prompts_is_answered_line_by_line(tmp_path, capsys):
 
 
 def test_prompts_of_the_command_line_are_answered_on_standard_output(capsys):
-    assert main(["generate", "--model", "nano", "--prompt", "a", "--prompt", "b"]) == 0
+    assert main(["generate", "--model", "nano-random", "--prompt", "a", "--prompt", "b"]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["a", "b"]
     assert [len(answer["token_ids"]) for answer in answers] == [16, 16]
@@ -60,7 +60,7 @@ def test_answers_satisfy_what_the_command_line_demands(tmp_path, capsys):
     schema.write_text('{"enum": ["yes", 12]}', encoding="utf-8")
     own = {"prompt": "b", "structured_outputs": {"regex": "[ab]{2}"}}
     source.write_text('{"prompt": "a"}\n' + json.dumps(own), encoding="utf-8")
-    command = ["generate", "--model", "nano", "--json-schema", str(schema)]
+    command = ["generate", "--model", "nano-random", "--json-schema", str(schema)]
     assert main([*command, "--input", str(source)]) == 0
     one, two = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert json.loads(one["structured"]) in ("yes", 12)
@@ -72,7 +72,7 @@ def test_answers_satisfy_what_the_command_line_demands(tmp_path, capsys):
 
 
 def test_scores_give_one_logprob_a_token_after_the_first(capsys):
-    assert main(["score", "--model", "nano", "--prompt", "one two three"]) == 0
+    assert main(["score", "--model", "nano-random", "--prompt", "one two three"]) == 0
     (record,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(record["logprobs"]) == len(record["prompt_token_ids"]) - 1
     assert record["logprob_sum"] == pytest.approx(sum(record["logprobs"]))
@@ -82,16 +82,16 @@ def test_scores_give_one_logprob_a_token_after_the_first(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "nano", "--input", "no/such/file"], "cannot read no/such/file"),
+        (["--model", "nano-random", "--input", "no/such/file"], "cannot read no/such/file"),
         (
-            ["--model", "nano", "--prompt", "a", "--output", "no/such/dir/x"],
+            ["--model", "nano-random", "--prompt", "a", "--output", "no/such/dir/x"],
             "cannot write no/such/dir/x",
         ),
         (["--model", "no-such-model", "--prompt", "a"], "'nano'"),
-        (["--model", "nano", "--prompt", "a", "--device", "tpu"], "device 'tpu'"),
-        (["--model", "nano", "--prompt", "a", "--device", "cuda:63"], "GPU"),
-        (["--model", "nano", "--prompt", "a", "--max-model-len", "0"], "max_model_len 0"),
-        (["--model", "nano", "--prompt", "a", "--max-num-seqs", "0"], "max_num_seqs 0"),
+        (["--model", "nano-random", "--prompt", "a", "--device", "tpu"], "device 'tpu'"),
+        (["--model", "nano-random", "--prompt", "a", "--device", "cuda:63"], "GPU"),
+        (["--model", "nano-random", "--prompt", "a", "--max-model-len", "0"], "max_model_len 0"),
+        (["--model", "nano-random", "--prompt", "a", "--max-num-seqs", "0"], "max_num_seqs 0"),
     ],
 )
 def test_wishes_that_cannot_be_met_end_with_one_line(arguments, message, capsys):
@@ -104,7 +104,7 @@ def test_wishes_that_cannot_be_met_end_with_one_line(arguments, message, capsys)
 def test_dummy_weights_depend_on_the_seed_alone(capsys):
     def answer(seed):
         common = ["--load-format", "dummy", "--prompt", "abc", "--max-tokens", "4"]
-        assert main(["generate", "--model", "nano", *common, "--seed", seed]) == 0
+        assert main(["generate", "--model", "nano-random", *common, "--seed", seed]) == 0
         return json.loads(capsys.readouterr().out)["token_ids"]
 
     assert answer("1") == answer("1") != answer("2")
@@ -113,7 +113,9 @@ def test_dummy_weights_depend_on_the_seed_alone(capsys):
 @pytest.mark.parametrize("placement", ["host", "disk"])
 def test_the_placement_of_the_tables_does_not_change_an_answer(placement, capsys):
     def answer(where):
-        assert main(["generate", "--model", "nano", "--engram", where, "--prompt", "abcd"]) == 0
+        assert (
+            main(["generate", "--model", "nano-random", "--engram", where, "--prompt", "abcd"]) == 0
+        )
         return capsys.readouterr().out
 
     assert answer(placement) == answer("device")
@@ -132,7 +134,15 @@ def test_a_job_that_is_killed_goes_on_where_it_stopped(tmp_path, cache):
     source, target, whole = (tmp_path / name for name in ("in", "out", "whole"))
     prompts = [{"prompt": f"Line {i} of", "max_tokens": 4 + i, "seed": i} for i in range(24)]
     source.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    command = [sys.executable, "-m", "deepinfer", "generate", "--model", "nano", "--temperature"]
+    command = [
+        sys.executable,
+        "-m",
+        "deepinfer",
+        "generate",
+        "--model",
+        "nano-random",
+        "--temperature",
+    ]
     command += ["1", "--input", str(source), "--max-num-seqs", "3", "--output"]
     running = subprocess.Popen([*command, str(target)], stdout=subprocess.DEVNULL)
     while len(target.read_text().splitlines() if target.exists() else []) < 5:

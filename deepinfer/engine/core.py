@@ -53,9 +53,7 @@ class Recorder(Protocol):
         """A plan, before it is computed."""
         ...
 
-    def result(
-        self, result: StepResult, counters: Snapshot, progress: Sequence[Progress]
-    ) -> None:
+    def result(self, result: StepResult, counters: Snapshot, progress: Sequence[Progress]) -> None:
         """A result, after it is booked, and what it meant to requests."""
         ...
 

@@ -21,8 +21,8 @@ _DEFAULT_CACHE_BYTES = 4 << 30  # where the system does not tell how much memory
 _SPARE_SLOTS = 4  # rows that ended and await their last step
 # Rows of captured decoding steps: close together where a row more is a large part of the step.
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
-# Prompt tokens of captured steps: below, a step with prompts takes as long as its launches.
-_PROMPT_SIZES = (64, 128, 256, 512)
+# Prompt tokens of captured steps: a step with so few takes no longer than its launches would.
+_PROMPT_SIZES = (32, 64, 128, 192, 256, 320, 384, 448, 512)
 
 DecoderReplay = Literal["off", "mask", "compact", "exact"]
 _REPLAYS = ("off", "mask", "compact", "exact")

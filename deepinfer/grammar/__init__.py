@@ -8,7 +8,6 @@ from deepinfer.grammar.constraint import Constraint, SoArgs, constraint_of, pars
 from deepinfer.grammar.limits import Limits
 from deepinfer.grammar.matcher import Grammar, Matcher
 from deepinfer.grammar.start import AT_ONCE, After, AtEach, Start
-from deepinfer.grammar.structural_tag import structural_tag
 from deepinfer.grammar.tool_calls import Tool, tool_calls, tool_start
 from deepinfer.grammar.vocabulary import Vocabulary
 from deepinfer.request import StructuredOutputsParams
@@ -30,7 +29,6 @@ __all__ = [
     "WorkerLost",
     "constraint_of",
     "parse_so_args",
-    "structural_tag",
     "tool_calls",
     "tool_start",
 ]

@@ -57,10 +57,12 @@ def constraint_of(params: StructuredOutputsParams) -> Constraint:
         return Constraint("ebnf", _text("grammar", params.grammar))
     if params.choice is not None:
         return Constraint("choice", _choice(params.choice))
+    if params.structural_tag is not None:
+        return Constraint("structural_tag", _json("structural_tag", params.structural_tag))
     pattern = params.whitespace_pattern
     return Constraint(
         "json_object" if params.json is None else "json_schema",
-        "" if params.json is None else _schema(params.json),
+        "" if params.json is None else _json("json", params.json),
         any_whitespace=not params.disable_any_whitespace,
         whitespace_pattern=None if pattern is None else _text("whitespace_pattern", pattern),
         open_objects=not params.disable_additional_properties,
@@ -138,13 +140,14 @@ def _choice(values: object) -> str:
     return json.dumps(listed, ensure_ascii=False)
 
 
-def _schema(value: object) -> str:
+def _json(name: str, value: object) -> str:
+    """JSON text of a value that may be text already; a schema may be a truth value, too."""
     if isinstance(value, str):
-        return _text("json", value)
-    if not isinstance(value, (Mapping, bool)):
-        raise RequestError(f"json {value!r}: use a JSON Schema, as text or as an object")
+        return _text(name, value)
+    if not isinstance(value, Mapping) and not (name == "json" and isinstance(value, bool)):
+        raise RequestError(f"{name} {value!r}: use JSON, as text or as an object")
     try:
         # Not sorted: the properties of an object are generated in the order of the schema.
-        return _text("json", json.dumps(value, ensure_ascii=False))
+        return _text(name, json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"json is no JSON Schema: {error}") from None
+        raise RequestError(f"{name} is no JSON: {error}") from None

@@ -6,7 +6,6 @@ markup of the model itself, whose marks are tokens: that is `tool_calls.py`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,27 +38,15 @@ class _Tags:
     stop_after_first: bool
 
 
-def structural_tag(value: str | Mapping[str, object]) -> Constraint:
-    """A demand on the tagged parts of a text.
-
-    Args:
-        value: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or
-            `{"type": "structural_tag", "format": {"type": "triggered_tags", ...}}` with contents of
-            the types `json_schema` and `regex`; as text or as an object.
-
-    Raises:
-        RequestError: it is no JSON.
-    """
-    if isinstance(value, str):
-        return Constraint("structural_tag", value)
-    try:
-        return Constraint("structural_tag", json.dumps(value, ensure_ascii=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"structural_tag is no JSON: {error}") from None
-
-
 def translate_structural_tag(source: str, vocabulary: Vocabulary, limits: Limits) -> str:
     """A grammar of free text in which tags stand behind their triggers, and only there.
+
+    Args:
+        source: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or
+            `{"type": "structural_tag", "format": {"type": "triggered_tags", ...}}` with contents of
+            the types `json_schema` and `regex`.
+        vocabulary: of the model.
+        limits: of nesting and size.
 
     Raises:
         RequestError: the form is unknown, or a content cannot be enforced; with its tag.

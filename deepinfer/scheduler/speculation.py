@@ -196,7 +196,8 @@ class Speculation:
         """
         if not self._depths:
             return
-        (self.mixed if size.prefill else self.plain).add(size.tokens, result.seconds)
+        if self._adaptive:
+            (self.mixed if size.prefill else self.plain).add(size.tokens, result.seconds)
         row = result.row
         verified = result.verified * live  # what an ended request had on its way does not count
         accepted = np.minimum(result.accepted, verified)

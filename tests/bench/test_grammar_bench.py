@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from deepinfer.bench import grammar
+from deepinfer.bench import grammar, grammar_decode
 from deepinfer.bench.schemas import EBNFS, KINDS, REGEXES, SCHEMAS
+from deepinfer.cli.common import model_directory
 from deepinfer.errors import ConfigError
 from deepinfer.grammar.finished import check_finished
 from tests.grammar.schemas import as_text, random_text
@@ -49,6 +50,14 @@ def test_measuring_gives_a_record_for_each_kind_and_measure(monkeypatch):
     assert total["count"] == named["all: mask, once more"]["count"] > 50
     assert 0 < total["p50"] <= total["p99"] <= total["max"]
     assert named["finished"]["finished"] <= named["finished"]["count"]
+
+
+@pytest.mark.slow
+def test_decoding_is_measured_with_constraints_and_without():
+    record = grammar_decode.measure(model_directory("nano"), "cpu", rows=2, rounds=1)
+    assert record["free_ms"] > 0
+    assert record["constrained_ms"] > 0
+    assert -0.9 < record["slow_down"] < 3
 
 
 def test_tokenizer_is_read_from_its_file(tmp_path):

@@ -47,8 +47,8 @@ def test_parameters_become_one_constraint(given_, constraint):
         ({"choice": []}, "choice is empty"),
         ({"choice": "abc"}, "use a list of strings"),
         ({"choice": [1]}, "choice entry 1: use text"),
-        ({"json": [1]}, "use a JSON Schema"),
-        ({"json": {"a": object()}}, "json is no JSON Schema"),
+        ({"json": [1]}, "use JSON, as text"),
+        ({"json": {"a": object()}}, "json is no JSON"),
         ({"regex": "\ud800"}, "lone surrogate at position 0"),
     ],
 )

@@ -1,9 +1,10 @@
 import json
+from typing import Any
 
 import pytest
 
 from deepinfer.errors import RequestError
-from deepinfer.grammar import Grammar, structural_tag
+from deepinfer.grammar import Constraint, Grammar, StructuredOutputsParams, constraint_of
 from tests.grammar.vocabularies import compiled, encode, legal_ids, satisfies, tiny_vocabulary
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
@@ -28,8 +29,12 @@ def new(**more: object) -> dict[str, object]:
     return {"type": "structural_tag", "format": form}
 
 
+def asked(value: Any) -> Constraint:
+    return constraint_of(StructuredOutputsParams(structural_tag=value))
+
+
 def grammar(value: object) -> Grammar:
-    return compiled(structural_tag(json.dumps(value)))
+    return compiled(asked(json.dumps(value)))
 
 
 GOOD = [
@@ -74,7 +79,7 @@ def test_new_form_says_the_same_and_more():
 def test_trigger_that_ends_inside_a_token_begins_the_tag_there():
     tag = {"structures": [{"begin": "ab(", "schema": {"const": 1}, "end": ")"}], "triggers": ["ab"]}
     tokens = tiny_vocabulary()
-    matcher = compiled(structural_tag(tag), tokens).matcher()
+    matcher = compiled(asked(tag), tokens).matcher()
     names = {tokens.token_bytes(id): id for id in range(tokens.size)}
     assert names[b"aba"] not in legal_ids(matcher)  # the tag would go on with "a"
     assert names[b"bb"] in legal_ids(matcher)
@@ -115,4 +120,4 @@ def test_broken_tags_are_refused_with_the_reason(value, says):
 
 def test_object_that_is_no_json_is_refused():
     with pytest.raises(RequestError, match="no JSON"):
-        structural_tag({"structures": object()})
+        asked({"structures": object()})

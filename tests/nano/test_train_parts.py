@@ -17,7 +17,7 @@ from deepinfer.nano.train import quantise
 from deepinfer.nano.train.attention import KeySet, attend
 from deepinfer.nano.train.calibrate import temperatures
 from deepinfer.nano.train.export import config_for, export, write_calibration
-from deepinfer.nano.train.masters import first_masters, kinds, rounded
+from deepinfer.nano.train.masters import first_masters, kinds, restored, rounded
 from deepinfer.nano.train.optimise import Rates, orthogonal
 from deepinfer.nano.train.rows import decoder_starts
 from deepinfer.nano.train.schedule import PHASES, factor, length_of
@@ -227,3 +227,6 @@ def test_an_exported_model_loads_and_keeps_its_numbers(tmp_path):
     fp4 = Fp4Weight(read(source, f"{one}.weight"), read(source, f"{one}.scale"))
     stack = rounded(masters["layers.3.ffn.experts.w13"], "fp4")[5]
     assert torch.equal(dequantise_fp4_weight(fp4), stack.chunk(2)[1])
+    back = restored(source, made)
+    for name, kind in kinds(made).items():
+        assert torch.equal(back[name], rounded(masters[name], kind.form)), name

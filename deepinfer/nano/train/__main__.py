@@ -22,42 +22,33 @@ from deepinfer.model.engram_map import EngramMap
 from deepinfer.nano.data import KINDS, batches, tokenizer
 from deepinfer.nano.train.export import config_for, export, write_calibration
 from deepinfer.nano.train.loop import Loop, Plan
-from deepinfer.nano.train.network import Fuse, plain
+from deepinfer.nano.train.network import plain
 from deepinfer.nano.train.optimise import Rates
 from deepinfer.nano.train.schedule import LENGTHS
 from deepinfer.nano.train.step import Trainer
 
 _STRIDE = 16  # of draft anchors
 _TOKENS = 48 * 1024
-# Parts that take most of the time.
-_HOT = frozenset(
-    (
-        *("cross", "attention_inputs", "project_output", "feed_forward"),
-        *("weigh", "unweigh", "mass", "index_sum", "index_loss"),
-        *("next_token_loss", "draft_losses"),
-    )
-)
 
 
-def _fuse(compiled: str) -> Fuse:
-    """What `--compile` means: "all" parts, those that take most of the time ("hot"), "none"."""
-    if compiled == "none":
-        return plain
-    # One function is compiled for every shape it meets: several layers, lengths and the drafter.
-    torch._dynamo.config.recompile_limit = 64
-
-    def fuse(function: Callable[..., Any]) -> Callable[..., Any]:
-        if compiled == "hot" and function.__name__ not in _HOT:
-            return function
-        return torch.compile(function, dynamic=False)
-
-    return fuse
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
 
 
 def make_trainer(
-    seed: int, device: Device, *, compiled: str, rates: Rates | None = None
+    seed: int, device: Device, *, compiled: bool, rates: Rates | None = None, stride: int = _STRIDE
 ) -> tuple[Trainer, Tokenizer, dict[str, object]]:
-    """The trainer of the embedded model, its tokenizer and its `config.json`."""
+    """The trainer of the embedded model, its tokenizer and its `config.json`.
+
+    Args:
+        seed: of the first masters.
+        device: where to train.
+        compiled: compile the parts, which takes minutes, or run them as they are.
+        rates: sizes of steps.
+        stride: distance of draft anchors, see `Drafter`.
+    """
+    # One function is compiled for every shape it meets: several layers, lengths and the drafter.
+    torch._dynamo.config.recompile_limit = 64
     words = tokenizer()
     config = config_for(words)
     arch = parse_arch(config)
@@ -67,8 +58,8 @@ def make_trainer(
         EngramMap.build(arch.engram, words, arch.vocab_size),
         device.torch,
         seed=seed,
-        fuse=_fuse(compiled),
-        stride=_STRIDE,
+        fuse=_compiled if compiled else plain,
+        stride=stride,
         kinds=len(KINDS),
         rates=rates or Rates(),
     )
@@ -144,7 +135,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--matrix-rate", type=float, default=0.02)
     parser.add_argument("--other-rate", type=float, default=2e-3)
-    parser.add_argument("--compile", default="all", choices=("all", "hot", "none"))
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
     return parser
 
 

@@ -94,6 +94,12 @@ class Bank:
                 made.update(zip(group.names, values.unbind(0), strict=True))
         return {n: v.detach().requires_grad_(not n.endswith(BIAS)) for n, v in made.items()}
 
+    def take(self, masters: Mapping[str, Tensor]) -> None:
+        """Replace all values by these masters."""
+        for group in self.groups:
+            for i, name in enumerate(group.names):
+                group.values[i].copy_(masters[name])
+
     def state(self) -> dict[str, Tensor]:
         """For `load`: the values of every group under its first name."""
         return {group.names[0]: group.values for group in self.groups}

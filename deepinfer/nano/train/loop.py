@@ -24,7 +24,7 @@ from deepinfer.nano.train.step import Report, Trainer
 STATE = "state.pt"
 LOG = "log.jsonl"
 _LOG_EVERY = 20  # steps
-_HELD_OUT = 1 << 41  # added to the seed of batches that are never trained on
+HELD_OUT = 1 << 41  # added to the seed of batches that are never trained on
 _HALF = 0.5
 _MEASURED = 2  # held-out batches of each length
 
@@ -129,7 +129,7 @@ class Loop:
 
     def held_out(self, length: int) -> list[Batch]:
         """Batches that are never trained on."""
-        seed, rows = self.plan.seed + _HELD_OUT, self.plan.tokens // length
+        seed, rows = self.plan.seed + HELD_OUT, self.plan.tokens // length
         stream = self.plan.source(seed, rows, length, 0, 0)
         return [next(stream) for _ in range(_MEASURED)]
 
@@ -157,6 +157,7 @@ class Loop:
         state = {
             "step": self.step,
             "elapsed": self.elapsed,
+            "reached": self._reached,
             "drawn": self.drawn,
             "bank": self.trainer.bank.state(),
             "optimiser": self.trainer.optimiser.state(),
@@ -168,7 +169,7 @@ class Loop:
         """Take up a saved state."""
         state: dict[str, Any] = torch.load(directory / STATE, map_location=self.device.torch)
         self.step, self.elapsed = int(state["step"]), float(state["elapsed"])
-        self._reached = self.elapsed / self.plan.seconds
+        self._reached = float(state["reached"])
         self.drawn = dict(state["drawn"])
         self.trainer.bank.load(state["bank"])
         self.trainer.optimiser.load(state["optimiser"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.arch import Arch, TensorSpec, tensor_specs
+from deepinfer.model.source import TensorSource, read
 from deepinfer.nano.train.quantise import (
     fp4_weight,
     fp4_weight_scale,
@@ -22,7 +23,18 @@ from deepinfer.nano.train.quantise import (
     fp8_blocks,
     fp8_rows,
 )
-from deepinfer.ops.formats import encode_e2m1, encode_e4m3, pack_e2m1, quantise_fp8
+from deepinfer.ops.formats import (
+    Fp4Weight,
+    Fp8Weight,
+    Quantised,
+    dequantise_fp4_weight,
+    dequantise_fp8,
+    dequantise_fp8_weight,
+    encode_e2m1,
+    encode_e4m3,
+    pack_e2m1,
+    quantise_fp8,
+)
 
 Weights = Mapping[str, Tensor]
 _BIAS = ".gate.bias"
@@ -188,6 +200,34 @@ def stored(masters: Weights, arch: Arch) -> dict[str, Tensor]:
                 codes, scale = _encode(rows, kind.form)
                 found[f"{part}.weight"], found[f"{part}.scale"] = codes, scale
     return found
+
+
+def restored(source: TensorSource, arch: Arch) -> dict[str, Tensor]:
+    """Masters whose stored form is what `source` holds, fp32 on the CPU.
+
+    Args:
+        source: a complete checkpoint of `arch`.
+        arch: the architecture.
+    """
+    found: dict[str, Tensor] = {}
+    for name, kind in kinds(arch).items():
+        if kind.form in ("plain32", "plain16"):
+            found[name] = read(source, name).to(torch.float32)
+            continue
+        rows = [
+            _decode(kind.form, read(source, f"{part}.weight"), read(source, f"{part}.scale"))
+            for part in kind.parts
+        ]
+        found[name] = torch.cat(rows).view(kind.shape)
+    return found
+
+
+def _decode(form: str, codes: Tensor, scale: Tensor) -> Tensor:
+    if form == "rows":
+        return dequantise_fp8(Quantised(codes, scale))
+    if form == "fp4":
+        return dequantise_fp4_weight(Fp4Weight(codes, scale))
+    return dequantise_fp8_weight(Fp8Weight(codes, scale))
 
 
 def _encode(rows: Tensor, form: str) -> tuple[Tensor, Tensor]:

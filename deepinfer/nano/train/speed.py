@@ -26,7 +26,7 @@ _KERNELS = 25
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for every kind of step; tables of kernels go to files."""
     parser = argparse.ArgumentParser(prog="python -m deepinfer.nano.train.speed")
-    parser.add_argument("--compile", default="all", choices=("all", "hot", "none"))
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args(arguments)

@@ -107,21 +107,20 @@ class Trainer:
     def measure(self, rows: Rows, *, quantise: bool = True) -> Report:
         """The same numbers without a step, as the engine computes: entries are selected."""
         weights = self.bank.working(torch.bfloat16, quantise=quantise)
-        # With gradients enabled, though none is made: compiled parts are the same then.
         return self._losses(rows, weights, True, 0)[0]
 
-    @torch.no_grad()
     def confidences(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Raw confidences, whether greedy drafts are right, and whether they count.
 
         All [anchors, block]; the tokens before each draft are those of the text.
         """
+        # With gradients enabled, though none is made: compiled parts are the same then.
         assert self.arch.draft is not None
         weights = self.bank.working(torch.bfloat16, quantise=True)
         trace = self.network.forward(rows, weights, sparse=True)
         found = anchors(rows, self.drafter.stride, 0, self.arch.draft.block_size)
         logits, says, target = self.drafter.guesses(rows, trace, found, weights)
-        return says, logits.argmax(-1) == target.argmax(-1), found.weights >= SPOKEN
+        return says.detach(), logits.argmax(-1) == target.argmax(-1), found.weights >= SPOKEN
 
     def _losses(
         self, rows: Rows, weights: dict[str, Tensor], sparse: bool, offset: int
