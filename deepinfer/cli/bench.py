@@ -84,7 +84,7 @@ def _measure(what: str, *, json: bool) -> Sequence[Mapping[str, object]]:
     if what == "cpu":
         from deepinfer.bench import cpu
 
-        return cpu.run(model_directory("nano"), json=json)
+        return cpu.run(model_directory("nano-random"), json=json)
     if what == "scheduler":
         from deepinfer.bench import scheduler
 
@@ -136,14 +136,14 @@ def _measure_prefix(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
 
     lengths = _numbers("--prompts", args.prompts)
     network = _nano(args) if args.slice is None else _slice(args.slice, args)
-    return prefix.run(network, args.slice or "nano", lengths, json=args.json)
+    return prefix.run(network, args.slice or "nano-random", lengths, json=args.json)
 
 
 def _measure_grammar(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     """Run the suite of structured output, which prints its records itself."""
     from deepinfer.bench import grammar
 
-    nano = model_directory("nano")
+    nano = model_directory("nano-random")
     tokenizer = args.tokenizer or grammar.default_tokenizer() or nano / "tokenizer.json"
     return grammar.run(tokenizer, None if args.masks_only else nano, args.device, json=args.json)
 
@@ -157,13 +157,13 @@ def _slice(name: str, args: argparse.Namespace) -> Network:
 
 
 def _nano(args: argparse.Namespace) -> Network:
-    """The embedded model, on the CPU."""
+    """The embedded model with random weights, on the CPU."""
     from deepinfer.device import find_device
     from deepinfer.engine.build import load
     from deepinfer.engine.options import EngineOptions
 
     options = EngineOptions(device="cpu", ops=parse_ops(args.op))
-    return load(model_directory("nano"), find_device("cpu"), options)
+    return load(model_directory("nano-random"), find_device("cpu"), options)
 
 
 def _numbers(option: str, text: str) -> list[int]:

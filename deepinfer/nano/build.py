@@ -1,13 +1,15 @@
-"""Where the embedded models are: the trained one in the package, a random one built from a seed.
+"""Where the embedded models are: the trained one of the package, a random one built from a seed.
 
-The files are those of any checkpoint: config, tokenizer, shards, index. The random model is built
-into a cache directory, once. This file does not know who loads a model.
+The files are those of any checkpoint: config, tokenizer, shards, index. Both are made in a cache
+directory, once; the package holds the trained shards compressed. This file does not know who loads
+a model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +44,7 @@ def builtin_models(cache: Callable[[], Path]) -> dict[str, Callable[[], Path]]:
     """Names of embedded models and what makes their directory ready.
 
     Args:
-        cache: asked for the directory for built files, if one is needed.
+        cache: asked for the directory for built files.
     """
     return {
         "nano": lambda: nano_directory(cache()),
@@ -52,16 +54,17 @@ def builtin_models(cache: Callable[[], Path]) -> dict[str, Callable[[], Path]]:
 
 def is_random(name: str) -> bool:
     """Whether a model name means an embedded model without trained weights."""
-    return name == "nano-random" or (name == "nano" and not _trained_here())
+    return name == "nano-random"
 
 
 def nano_directory(cache: Path) -> Path:
-    """The trained checkpoint of the package; while it has none, `random_directory`."""
-    return TRAINED if _trained_here() else random_directory(cache)
+    """The checkpoint directory of the trained model, unpacked if it is not there yet.
 
-
-def _trained_here() -> bool:
-    return (TRAINED / "config.json").is_file()
+    As `random_directory` otherwise.
+    """
+    files = sorted(TRAINED.iterdir())
+    contents = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    return _made(cache, f"nano-trained-{contents.hexdigest()[:16]}", _unpack)
 
 
 def random_directory(cache: Path) -> Path:
@@ -75,14 +78,18 @@ def random_directory(cache: Path) -> Path:
     Raises:
         ConfigError: the cache cannot be written.
     """
-    finished = cache / f"nano-{_key()}"
+    return _made(cache, f"nano-{_key()}", _build)
+
+
+def _made(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
+    finished = cache / name
     if finished.is_dir():
         return finished
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".nano-", dir=cache) as aside:
             made = Path(aside) / "model"
-            _build(made)
+            make(made)
             _publish(made, finished)
     except OSError as error:
         raise ConfigError(
@@ -98,6 +105,16 @@ def _publish(made: Path, finished: Path) -> None:
     except OSError:
         if not finished.is_dir():  # otherwise another process was faster, with the same files
             raise
+
+
+def _unpack(directory: Path) -> None:
+    directory.mkdir()
+    for file in TRAINED.iterdir():
+        content = file.read_bytes()
+        if file.suffix == ".xz":
+            (directory / file.stem).write_bytes(lzma.decompress(content))
+        else:
+            (directory / file.name).write_bytes(content)
 
 
 def _build(directory: Path) -> None:

@@ -54,7 +54,7 @@ def test_measuring_gives_a_record_for_each_kind_and_measure(monkeypatch):
 
 @pytest.mark.slow
 def test_decoding_is_measured_with_constraints_and_without():
-    record = grammar_decode.measure(model_directory("nano"), "cpu", rows=2, rounds=1)
+    record = grammar_decode.measure(model_directory("nano-random"), "cpu", rows=2, rounds=1)
     assert record["free_ms"] > 0
     assert record["constrained_ms"] > 0
     assert -0.9 < record["slow_down"] < 3

@@ -14,7 +14,7 @@ from deepinfer.device import Event, find_device
 from deepinfer.engine.build import load
 from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.service import Service
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import random_directory
 from deepinfer.runner.runner import TorchRunner
 
 SMALL = Load(requests=2, prompt=(5, 20), output=(2, 5))
@@ -22,7 +22,7 @@ SMALL = Load(requests=2, prompt=(5, 20), output=(2, 5))
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    directory = nano_directory(tmp_path_factory.mktemp("cache"))
+    directory = random_directory(tmp_path_factory.mktemp("cache"))
     return load(directory, find_device("cpu"), EngineOptions(device="cpu"))
 
 

@@ -10,12 +10,12 @@ from deepinfer.device import find_device
 from deepinfer.engine.build import load
 from deepinfer.engine.options import EngineOptions
 from deepinfer.errors import ConfigError
-from deepinfer.nano.build import nano_directory
+from deepinfer.nano.build import random_directory
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    directory = nano_directory(tmp_path_factory.mktemp("cache"))
+    directory = random_directory(tmp_path_factory.mktemp("cache"))
     return load(directory, find_device("cpu"), EngineOptions(device="cpu"))
 
 

@@ -115,7 +115,7 @@ def test_two_hundred_schemas_on_a_tiny_network():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_hundred_schemas_on_nano_with_random_weights():
-    directory = model_directory("nano")
+    directory = model_directory("nano-random")
     llm = LLM(directory, device="cpu", load_format="dummy", max_num_seqs=ROWS, max_model_len=LENGTH)
     text = (directory / "tokenizer.json").read_text(encoding="utf-8")
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))

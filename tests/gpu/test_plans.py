@@ -16,6 +16,7 @@ def test_no_routing_needs_more_tiles_than_the_bound(counts, width):
 
 @given(st.integers(1, 100_000), st.integers(1, 8), st.integers(1, 384))
 def test_both_products_share_the_width_of_the_tile_table(tokens, k, experts):
+    k = min(k, experts)
     tiles = choose(tokens, k, experts)
     assert tiles.gate_up.tokens == tiles.down.tokens
     assert tiles.gate_up.tokens == 128 or tiles.gate_up.tokens >= tokens * k / experts

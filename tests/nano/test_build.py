@@ -1,5 +1,6 @@
 import hashlib
 import json
+import lzma
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +13,7 @@ from deepinfer.model.checkpoint import Checkpoint
 from deepinfer.model.engram_map import EngramMap
 from deepinfer.model.source import invalid_values, read
 from deepinfer.nano import build
-from deepinfer.nano.build import builtin_models, is_random, nano_directory, random_directory
+from deepinfer.nano.build import builtin_models, nano_directory, random_directory
 
 FILES = [
     "config.json",
@@ -148,15 +149,23 @@ def test_a_cache_that_is_a_file_is_refused(tmp_path):
         random_directory(tmp_path / "cache")
 
 
-def test_nano_is_the_trained_model_once_the_package_has_one(nano, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "TRAINED", tmp_path / "none")
-    assert nano_directory(nano.parent) == nano
-    assert is_random("nano")
-    monkeypatch.setattr(build, "TRAINED", nano)
-    assert nano_directory(tmp_path) == nano
-    assert not list(tmp_path.iterdir())
-    assert not is_random("nano")
-    assert is_random("nano-random")
+def test_nano_is_unpacked_once_and_holds_the_files_of_the_package(tmp_path):
+    directory = nano_directory(tmp_path)
+    assert nano_directory(tmp_path) == directory
+    packed = {file.name: file.read_bytes() for file in build.TRAINED.iterdir()}
+    for file in directory.iterdir():
+        content = packed.pop(file.name, None)
+        if content is None:
+            content = lzma.decompress(packed.pop(file.name + ".xz"))
+        assert file.read_bytes() == content
+    assert not packed
+    assert [found.name for found in tmp_path.iterdir()] == [directory.name]
+
+
+def test_a_package_without_room_for_nano_says_so(tmp_path):
+    (tmp_path / "cache").touch()
+    with pytest.raises(ConfigError, match="cannot build the nano model in .*cache"):
+        nano_directory(tmp_path / "cache")
 
 
 def test_the_random_model_keeps_a_name_of_its_own(nano):

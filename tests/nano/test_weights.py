@@ -10,7 +10,7 @@ from deepinfer.engine.tokenizer import TextTokenizer
 from deepinfer.eval.extract import same_json
 from deepinfer.eval.sets import invoice, needle
 from deepinfer.model.checkpoint import Checkpoint
-from deepinfer.nano.build import TRAINED, is_random
+from deepinfer.nano.build import is_random, nano_directory
 
 GREEDY = SamplingParams(temperature=0, max_tokens=320)
 SUMS = {
@@ -32,12 +32,13 @@ def message(output):
     return output.outputs[0].message
 
 
-def test_they_are_a_whole_checkpoint_of_at_most_22_megabytes():
+def test_they_are_a_whole_checkpoint_of_at_most_22_megabytes(tmp_path):
     assert not is_random("nano")
-    arch = load_arch(TRAINED)
-    assert Checkpoint(TRAINED, arch).has_draft
-    assert TextTokenizer(TRAINED, arch).vocab_size == arch.vocab_size == 4096
-    assert sum(file.stat().st_size for file in TRAINED.iterdir()) < 22e6
+    directory = nano_directory(tmp_path)
+    arch = load_arch(directory)
+    assert Checkpoint(directory, arch).has_draft
+    assert TextTokenizer(directory, arch).vocab_size == arch.vocab_size == 4096
+    assert sum(file.stat().st_size for file in directory.iterdir()) < 22e6
 
 
 def test_it_does_sums_step_by_step(llm):

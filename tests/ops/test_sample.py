@@ -80,9 +80,10 @@ def naive_law(possible, rules):
         scaled = {i: v for i, v in scaled.items() if v >= np.float32(math.log(rules.min_p))}
     order = sorted(scaled, key=lambda i: (-scaled[i], i))
     order = order[: rules.top_k] if rules.top_k > 0 else order
-    weight = {i: Fraction(math.exp(float(scaled[i]))) for i in order}
+    # Masses are multiples of 2^-44: what is next to impossible does not move a cut.
+    weight = {i: round(math.exp(float(scaled[i])) * 2**44) for i in order}
     wanted = Fraction(rules.top_p) * sum(weight.values())
-    kept, reached = {}, Fraction(0)
+    kept, reached = {}, 0
     for i in order:
         if rules.top_p < 1 and reached >= wanted:
             break
