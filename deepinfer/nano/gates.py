@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from deepinfer.config import cache_dir
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.resolve import resolve_model
 from deepinfer.eval.backend import Engine, OfflineBackend
 from deepinfer.eval.codec import ChatCodec
 from deepinfer.eval.draw import seed_of
 from deepinfer.eval.question import Ask, Question, Reply
 from deepinfer.eval.sets import needle
 from deepinfer.eval.tasks import TASKS, Wish
+from deepinfer.nano.build import builtin_models
 from deepinfer.nano.without_index import with_random_indexer
 
 CONTEXT = 4000  # tokens of a look-up
@@ -281,7 +284,7 @@ ENGINES = ("checkpoint", "random index", "exact", "noquant")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write; exit code 1 if a gate is missed."""
     parser = argparse.ArgumentParser(prog="python -m deepinfer.nano.gates", description=__doc__)
-    parser.add_argument("--model", required=True, help="checkpoint directory, tokenizer included")
+    parser.add_argument("--model", default="nano", help="'nano' or a checkpoint directory")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limit", "-n", type=int, default=200, help="questions a set (200)")
     parser.add_argument("--seed", type=int, default=2026, help="of the questions, below 2^40")
@@ -297,7 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     runs: dict[str, Run] = {}
     gates: list[Gate] = []
-    for name, run in runs_of(args, Path(args.model), say):
+    model = resolve_model(args.model, builtin_models(cache_dir))
+    for name, run in runs_of(args, model, say):
         runs[name] = run
         if set(args.sets) == set(_SETS) and "checkpoint" in runs:
             gates = demands(runs)
