@@ -49,7 +49,7 @@ class Drawing(NamedTuple):
             positions = (self.length.unsqueeze(1) + place).flatten()
             rows = self.rows.unsqueeze(1).expand(-1, block).flatten()
             found = candidates(base.flatten(0, 1), self.state, rows, positions, self.purpose)
-            parts = [part.view(groups, block, -1).unbind(1) for part in found]
+            parts = [part.unflatten(0, (groups, block)).unbind(1) for part in found]
             among = [Candidates(*part) for part in zip(*parts, strict=True)]
 
         def choose(logits: Tensor, place: int) -> Tensor:

@@ -90,6 +90,18 @@ def test_answers_are_those_without_drafts_and_captured_steps_propose_the_same():
     assert twins.other.captures.graphs >= 3
 
 
+def test_steps_in_which_nobody_generates_propose_nothing():
+    net, found = network("checkpoint"), []
+    for most in (3, 0):
+        limits = dataclasses.replace(LIMITS, max_draft=most, max_num_batched_tokens=12)
+        made = runner(net, limits, None, DraftStages(net, most) if most else None)
+        prompt = tokens(net, 41, seed=41)
+        (output,) = serve(net, made, limits, [prompt], PARAMS[1:2], ahead=False)
+        found.append(output.outputs[0].token_ids)
+    assert len(found[0]) == PARAMS[1].max_tokens
+    assert found[0] == found[1]
+
+
 def test_a_network_without_stages_and_too_many_drafts_are_refused():
     with pytest.raises(ValueError, match="no draft stages"):
         DraftStages(network(draft=False), 1)
