@@ -107,8 +107,9 @@ def test_other_machines_and_debug_numerics_are_refused(name):
     bound, _, _ = parts(name)
     assert bound.implementation.batch_invariant
     assert bound.implementation.order_class == REFERENCE
-    for facts in ({"arch": "sm90", "quantised": True}, {"arch": "cpu", "quantised": False}):
-        assert OPS[name].bind(**facts).implementation.name != "cpu"
+    for numerics, machine in ((CHECKPOINT, "sm90"), (NOQUANT, "cpu")):
+        bound = getattr(Operations.bind(SMALL, numerics, machine), name)
+        assert bound.implementation.name != "cpu"
 
 
 @pytest.mark.parametrize("ratio", [0, 1, 2])

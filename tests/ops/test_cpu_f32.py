@@ -71,11 +71,12 @@ def tensors(value):
 def test_these_operations_have_it_and_prefer_it():
     assert set(NAMES) >= {"experts", "grouped_output", "head", "linear_fp8", "sparse_attention"}
     for name in NAMES:
-        bound = OPS[name].bind(arch="cpu", quantised=True)
+        bound = getattr(Operations.bind(SMALL, CHECKPOINT, "cpu"), name)
         assert (bound.implementation.name, bound.implementation.order_class) == (CLASS, CLASS)
         assert bound.implementation.batch_invariant
-        for facts in ({"arch": "sm90", "quantised": True}, {"arch": "cpu", "quantised": False}):
-            assert OPS[name].bind(**facts).implementation.name != CLASS
+        for numerics, machine in ((CHECKPOINT, "sm90"), (NOQUANT, "cpu")):
+            bound = getattr(Operations.bind(SMALL, numerics, machine), name)
+            assert bound.implementation.name != CLASS
 
 
 @pytest.mark.parametrize("spans", BATCHES.values(), ids=BATCHES)
