@@ -93,6 +93,44 @@ class CudaGraphs:
         return graph, outputs
 
 
+class Branch:
+    """A second line of work inside a captured graph, for what does not depend on the first one.
+
+    Outside a capture work is done at once. Work is started only when the one before it has been
+    joined, and joined before its inputs are given back: so memory needs no other care.
+    """
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def start(self, device: torch.device, run: Callable[[], T]) -> Callable[[], T]:
+        """Enqueue what `run` does beside what the caller enqueues next.
+
+        Args:
+            device: where it works.
+            run: reads only what was enqueued before.
+
+        Returns:
+            to be called once: what is enqueued afterwards comes behind it, too; gives its result.
+        """
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            done = run()
+            return lambda: done
+        trunk = torch.cuda.current_stream(device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        branch = self._stream
+        branch.wait_stream(trunk)
+        with torch.cuda.stream(branch):
+            result = run()
+
+        def join() -> T:
+            trunk.wait_stream(branch)
+            return result
+
+        return join
+
+
 @dataclass(frozen=True)
 class Device:
     """A place to compute.
