@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from deepinfer.arch import Arch, Records
+from deepinfer.device import Branch
 from deepinfer.model.numerics import Numerics
 from deepinfer.model.operations import Operations
 from deepinfer.model.weights import AttentionWeights, BlockWeights
 from deepinfer.ops.attention_inputs import AttentionInputs
 from deepinfer.ops.formats import Quantised
+from deepinfer.ops.low_rank import LowRank
 from deepinfer.ops.mhc_boundary import Boundary, HyperWeights
 from deepinfer.ops.mhc_update import Pending
 from deepinfer.ops.norm_quantise import Normed
@@ -39,13 +41,6 @@ class Flow(NamedTuple):
     pre: Tensor
 
 
-def start(embedded: Tensor, streams: int) -> Flow:
-    """The flow before the first block: equal streams, the first one collapsed (D22)."""
-    pre = torch.zeros(len(embedded), streams, device=embedded.device)
-    pre[:, 0] = 1.0
-    return Flow(embedded.unsqueeze(1).repeat(1, streams, 1), None, pre)
-
-
 class Block:
     """The shared halves of a layer, bound to operations."""
 
@@ -54,6 +49,7 @@ class Block:
         self.ops = ops
         self.quantised = numerics.quantised
         self.records: Records = numerics.records(arch)
+        self._beside = Branch()
 
     def settle(self, flow: Flow) -> Flow:
         """Add the pending output to the streams."""
@@ -80,10 +76,14 @@ class Block:
         pending = Pending(output, boundary.post, boundary.comb)
         return Flow(boundary.streams, pending, boundary.pre)
 
-    def low_rank_query(self, boundary: Boundary, weights: AttentionWeights) -> Normed:
-        """The normalised low-rank query that both the attention and the indexer project."""
-        low = self.ops.linear_fp8(boundary.input, weights.wq_a)
-        return self.norm(low, weights.q_norm)
+    def low_rank(self, boundary: Boundary, weights: AttentionWeights) -> LowRank:
+        """The low-rank query that both the attention and the indexer project; the raw key."""
+        return self.ops.low_rank(
+            boundary.input,
+            weights.low_rank,
+            eps=self.arch.rms_norm_eps,
+            quantise=self.quantised,
+        )
 
     def norm(self, x: Tensor, weight: Tensor) -> Normed:
         """RMSNorm of [tokens, n], quantised once for all that read it."""
@@ -92,12 +92,12 @@ class Block:
         )
 
     def attention_inputs(
-        self, low: Normed, boundary: Boundary, weights: AttentionWeights, by: Rotation
+        self, low: LowRank, weights: AttentionWeights, by: Rotation
     ) -> AttentionInputs:
         """Rotated queries and this step's window records."""
         return self.ops.attention_inputs(
-            self.ops.linear_fp8(low.input, weights.wq_b),
-            self.ops.linear_fp8(boundary.input, weights.wkv),
+            self.ops.linear_fp8(low.query.input, weights.wq_b),
+            low.kv,
             weights.kv_norm,
             by,
             heads=self.arch.num_attention_heads,
@@ -119,17 +119,18 @@ class Block:
         """The whole FFN sub-layer: routed experts plus the shared one, rounded once."""
         boundary = self.enter(flow, weights.hyper_ffn)
         ffn = weights.ffn
+        x: Tensor | Quantised = boundary.input
+        limit = self.arch.swiglu_limit
+        shared = self._beside.start(
+            boundary.hidden.device, lambda: self.ops.shared_expert(x, ffn.shared, limit=limit)
+        )
         routing = self.ops.route(
             boundary.hidden, ffn.gate, ffn.bias, topk=topk, scaling=self.arch.routed_scaling_factor
         )
-        x: Tensor | Quantised = boundary.input
-        limit = self.arch.swiglu_limit
         routed = self.ops.experts(
             x, routing.topk_idx, routing.topk_weights, ffn.routed, limit=limit
         )
-        shared = self.ops.shared_expert(x, ffn.shared, limit=limit)
-        output = torch.empty_like(boundary.hidden)
-        torch.add(routed, shared, out=output)  # in fp32, rounded once
+        output = self.ops.add_outputs(routed, shared(), dtype=boundary.hidden.dtype)
         if observe is not None:
             observe("ffn_coefficients", torch.cat((boundary.pre, boundary.post), -1))
             observe("ffn_comb", boundary.comb)

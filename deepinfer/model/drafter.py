@@ -6,18 +6,22 @@ Knows nothing of verification. Source: `spec/model.md` 10.1; `spec/model-decisio
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from deepinfer.model.block import Flow, start
+from deepinfer.model.block import Flow
 from deepinfer.model.network import Network
 from deepinfer.model.state import State
 from deepinfer.model.weights import BlockWeights
-from deepinfer.ops.attention_inputs import window_records
-from deepinfer.ops.batch import Batch, ring_places, write_ring
-from deepinfer.ops.markov_draft import Choose, Drafts
-from deepinfer.ops.rotation import Rotation, rotation
+from deepinfer.ops.batch import Batch, ring_places
+from deepinfer.ops.formats import Quantised
+from deepinfer.ops.low_rank import LowRank
+from deepinfer.ops.markov_draft import Drafts, Draw
+from deepinfer.ops.mhc_update import Pending
+from deepinfer.ops.norm_quantise import Normed
+from deepinfer.ops.rotation import Rotation
 
 
 class Drafter:
@@ -50,18 +54,12 @@ class Drafter:
         """
         main = self.network.ops.linear_fp8(features, self.weights.main_proj)
         normed = self.block.norm(main, self.weights.main_norm)
-        by = rotation(batch.positions, self.network.window_freqs)
+        by = self.network.ops.angles(batch.positions, self.network.window_freqs)
         places = ring_places(batch, state.drafts[0].shape[1])
-        for stage, ring in zip(self.weights.stages, state.drafts, strict=True):
-            kv = self.network.ops.linear_fp8(normed.input, stage.attention.wkv)
-            records = window_records(
-                kv,
-                stage.attention.kv_norm,
-                by,
-                self.network.arch.rms_norm_eps,
-                self.network.records.window,
-            )
-            write_ring(ring, places, records)
+        stages = zip(self.weights.stages, self.weights.keys, state.drafts, strict=True)
+        for stage, key, ring in stages:
+            kv = self.network.ops.linear_fp8(normed.input, key)
+            self.network.ops.write_records(ring, places, self._records(kv, stage, by))
 
     @torch.inference_mode()
     def draft(
@@ -71,7 +69,10 @@ class Drafter:
         slots: Tensor,
         lower: Tensor,
         state: State,
-        drawing: Callable[[Tensor], Choose] | None = None,
+        drawing: Draw | None = None,
+        *,
+        count: int | None = None,
+        keep: bool = True,
     ) -> Drafts:
         """Propose the tokens after the newest one.
 
@@ -82,25 +83,33 @@ class Drafter:
             lower: [requests] int64, first position with stored features (decoder start).
             state: pools; not changed.
             drawing: takes drafts from logits, as in `markov_draft`; None = the likeliest.
+            count: drafts a request, at most and by default `block_size`; what they are does not
+                depend on it: the last stage leaves the other rows out, all but their keys.
+            keep: return the logits.
 
         Returns:
-            `block_size` drafts a request, for positions anchor + 2 and on.
+            Drafts for positions anchor + 2 and on.
         """
         block = self.draft_arch.block_size
+        count = block if count is None else count
         ids = newest.new_full((len(newest), block), self.draft_arch.noise_token_id)
         ids[:, 0] = newest
         positions = anchors.unsqueeze(1) + 1 + torch.arange(block, device=anchors.device)
-        by = rotation(positions.flatten(), self.network.window_freqs)
-        flow = start(self.network.embed(ids.flatten()), self.network.arch.hc_mult)
-        for stage, ring in zip(self.weights.stages, state.drafts, strict=True):
-            flow = self._stage(flow, stage, ring, slots, anchors, lower, by)
+        by = self.network.ops.angles(positions.flatten(), self.network.window_freqs)
+        flow = self.network.begin(ids.flatten())
+        last = len(self.weights.stages) - 1
+        for place, (stage, ring) in enumerate(zip(self.weights.stages, state.drafts, strict=True)):
+            wanted = count if place == last else block
+            flow = self._stage(flow, stage, ring, slots, anchors, lower, by, wanted)
         flow = self.block.settle(flow)
         collapsed = self.network.ops.mhc_collapse(
             flow.streams, flow.pre, self.weights.norm, self.network.arch.rms_norm_eps
         )
-        base = self.network.logits(collapsed.normed).unflatten(0, (-1, block))
-        hidden = collapsed.plain.unflatten(0, (-1, block))
-        return self.network.ops.markov_draft(base, hidden, newest, self.weights.markov, drawing)
+        base = self.network.logits(collapsed.normed).unflatten(0, (-1, count))
+        hidden = collapsed.plain.unflatten(0, (-1, count))
+        return self.network.ops.markov_draft(
+            base, hidden, newest, self.weights.markov, drawing, keep
+        )
 
     def _stage(
         self,
@@ -111,14 +120,25 @@ class Drafter:
         anchors: Tensor,
         lower: Tensor,
         by: Rotation,
+        count: int,
     ) -> Flow:
-        arch, shape = self.network.arch, (len(anchors), self.draft_arch.block_size)
+        """One stage; the flow comes out with the first `count` rows of each block."""
+        arch, block = self.network.arch, self.draft_arch.block_size
         boundary = self.block.enter(flow, stage.hyper_attn)
-        low = self.block.low_rank_query(boundary, stage.attention)
-        inputs = self.block.attention_inputs(low, boundary, stage.attention, by)
+        low = self.block.low_rank(boundary, stage.attention)
+        records, entered = None, Flow(boundary.streams, None, boundary.pre)
+        post, comb = boundary.post, boundary.comb
+        if count < block:  # only the keys of the other rows are wanted
+            records = self._records(low.kv, stage, by)
+            some = partial(_leading, block=block, count=count)
+            low, by = _low_rank_of(low, some), Rotation(some(by.cos), some(by.sin))
+            entered = Flow(some(boundary.streams), None, some(boundary.pre))
+            post, comb = some(post), some(comb)
+        inputs = self.block.attention_inputs(low, stage.attention, by)
+        records = inputs.records if records is None else records
         o = self.network.ops.draft_attention(
-            inputs.q.unflatten(0, shape),
-            inputs.records.unflatten(0, shape),
+            inputs.q.unflatten(0, (len(anchors), count)),
+            records.unflatten(0, (len(anchors), block)),
             ring,
             slots,
             anchors,
@@ -129,6 +149,33 @@ class Drafter:
             scale=arch.softmax_scale,
             record=self.network.records.window,
         )
-        flow = self.block.leave(boundary, self.block.output(o.flatten(0, 1), stage.attention))
+        output = self.block.output(o.flatten(0, 1), stage.attention)
+        flow = entered._replace(pending=Pending(output, post, comb))
         topk = self.draft_arch.num_experts_per_tok
         return self.block.feed_forward(flow, stage, topk)
+
+    def _records(self, kv: Tensor, stage: BlockWeights, by: Rotation) -> Tensor:
+        """Window records [tokens, bytes] of raw keys [tokens, head_dim], without queries."""
+        made = self.network.ops.attention_inputs(
+            kv[:, :0],
+            kv,
+            stage.attention.kv_norm,
+            by,
+            heads=0,
+            eps=self.network.arch.rms_norm_eps,
+            record=self.network.records.window,
+        )
+        return made.records
+
+
+def _leading(rows: Tensor, block: int, count: int) -> Tensor:
+    """The first `count` rows of each block of `block` rows."""
+    return rows.unflatten(0, (-1, block))[:, :count].flatten(0, 1)
+
+
+def _low_rank_of(low: LowRank, some: Callable[[Tensor], Tensor]) -> LowRank:
+    """The projections of `some` rows."""
+    pair = low.query.quantised
+    if pair is not None:
+        pair = Quantised(some(pair.codes), some(pair.scale))
+    return LowRank(Normed(some(low.query.hidden), pair), some(low.kv))

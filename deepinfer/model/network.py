@@ -13,20 +13,21 @@ import torch
 from torch import Tensor
 
 from deepinfer.arch import Arch, Layer
-from deepinfer.model.block import Block, Flow, Observer, start
+from deepinfer.device import Branch
+from deepinfer.model.block import Block, Flow, Observer
 from deepinfer.model.engram_map import EngramMap
 from deepinfer.model.numerics import Numerics
 from deepinfer.model.operations import Operations
 from deepinfer.model.state import State
 from deepinfer.model.weights import EngramWeights, IndexerWeights, LayerWeights, ModelWeights
-from deepinfer.ops.batch import Batch, RingPlaces, ring_places, trailing, write_ring
+from deepinfer.ops.batch import Batch, RingPlaces, ring_places, trailing
 from deepinfer.ops.engram_rows import EngramHash
-from deepinfer.ops.formats import Quantised, dequantise_fp8
 from deepinfer.ops.index_select import CandidateRule, Selection
 from deepinfer.ops.mhc_boundary import Boundary
 from deepinfer.ops.mhc_collapse import Collapsed
 from deepinfer.ops.norm_quantise import Normed
-from deepinfer.ops.rotation import Rotation, layer_frequencies, rotation
+from deepinfer.ops.registry import Bound
+from deepinfer.ops.rotation import Rotation, layer_frequencies
 
 
 class Tail(NamedTuple):
@@ -84,10 +85,10 @@ class Pass:
             return None
         return lambda name, value: self.observe(name, layer, value)
 
-    def angles(self, freqs: Tensor, *, compressed: bool) -> Rotation:
+    def angles(self, make: Bound, freqs: Tensor, *, compressed: bool) -> Rotation:
         """Angles of the positions, computed once for all layers with these frequencies."""
         if compressed not in self._angles:
-            self._angles[compressed] = rotation(self.batch.positions, freqs)
+            self._angles[compressed] = make(self.batch.positions, freqs)
         return self._angles[compressed]
 
     def ring_places(self, ring: Tensor) -> RingPlaces:
@@ -135,6 +136,7 @@ class Network:
         window, compressed = layer_frequencies(arch)
         self.window_freqs = window.to(self.device)
         self.compressed_freqs = compressed.to(self.device)
+        self._beside = Branch()
         self.rule = CandidateRule(arch.candidate_topk_blocks, arch.candidate_block_size)
         self.hashes = () if engram_map is None else _hashes(engram_map, self.device)
 
@@ -151,9 +153,12 @@ class Network:
             found.append("the Engram tables are not on the device")
         return found
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Embedding rows of ids [tokens] in the activation dtype."""
-        return self.weights.embed[ids].to(self.numerics.activation)
+    def begin(self, ids: Tensor) -> Flow:
+        """The flow of ids [tokens] before the first block."""
+        streams, pre = self.ops.embed_streams(
+            ids, self.weights.embed, streams=self.arch.hc_mult, dtype=self.numerics.activation
+        )
+        return Flow(streams, None, pre)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 [rows, vocab] of normalised hidden rows."""
@@ -184,7 +189,7 @@ class Network:
             the state of every request in the batch.
         """
         step = Pass(batch, state, history, tail, observer, save)
-        flow = start(self.embed(history[:, 0]), self.arch.hc_mult)
+        flow = self.begin(history[:, 0])
         for layer in self.arch.layers:
             flow = self.layer(layer, flow, step)
             if not len(flow.streams):  # a chunk that lies wholly below the decoder start
@@ -214,8 +219,7 @@ class Network:
             flow = self._engram(layer, self.block.settle(flow), weights.engram, step)
         boundary = self.block.enter(flow, weights.block.hyper_attn)
         if self.arch.draft is not None and layer.index in self.arch.draft.target_layer_ids:
-            mean = boundary.streams.float().mean(1)
-            step.features.append(mean.to(boundary.hidden.dtype))
+            step.features.append(self.ops.stream_mean(boundary.streams))
         boundary = self._own(layer, boundary, weights, step)
         if not len(boundary.hidden):
             return Flow(boundary.streams, None, boundary.pre)
@@ -239,8 +243,8 @@ class Network:
         assert layer.engram is not None
         rows = self.ops.engram_rows(step.history, self.hashes[layer.engram])
         codes, scale = weights.table.fetch(rows)
-        recalled = dequantise_fp8(Quantised(codes, scale)).flatten(1)
-        kv = self.ops.linear_fp8(recalled.to(self.numerics.activation), weights.wkv)
+        recalled = self.ops.engram_values(codes, scale, dtype=self.numerics.activation)
+        kv = self.ops.linear_fp8(recalled, weights.wkv)
         live = step.history[:, 0] >= 0
         gated = self.ops.engram_gate(
             flow.streams,
@@ -282,11 +286,16 @@ class Network:
         block, batch, attention = self.block, step.batch, weights.block.attention
         compressed = layer.ratio > 0
         freqs = self.compressed_freqs if compressed else self.window_freqs
-        by = step.angles(freqs, compressed=compressed)
-        low = block.low_rank_query(boundary, attention)
-        if weights.indexer is not None:
-            self._select(layer, low, boundary, weights.indexer, by, step)
-        inputs = block.attention_inputs(low, boundary, attention, by)
+        by = step.angles(self.ops.angles, freqs, compressed=compressed)
+        low = block.low_rank(boundary, attention)
+        selected = None
+        if (indexer := weights.indexer) is not None:
+            selected = self._beside.start(
+                self.device, lambda: self._select(layer, low.query, boundary, indexer, by, step)
+            )
+        inputs = block.attention_inputs(low, attention, by)
+        if selected is not None:
+            selected()
         ids = pages = None
         if layer.index_source is not None and layer.kv_source is not None:
             ids = step.selections[layer.index_source].ids
@@ -309,7 +318,7 @@ class Network:
         if step.save is not None and boundary_layer is not None and layer.index < boundary_layer:
             window = self.arch.sliding_window
             step.windows.append(trailing(batch, ring, inputs.records, step.save, window))
-        write_ring(ring, step.ring_places(ring), inputs.records)
+        self.ops.write_records(ring, step.ring_places(ring), inputs.records)
         step.observe("attn_q", layer.index, inputs.q)
         step.observe("attn_o", layer.index, o)
         step.observe("window_records", layer.index, inputs.records)

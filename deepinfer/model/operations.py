@@ -11,17 +11,22 @@ from dataclasses import dataclass, fields
 from deepinfer.arch import Arch
 from deepinfer.errors import ConfigError
 from deepinfer.model.numerics import Numerics
+from deepinfer.ops.add_outputs import add_outputs
+from deepinfer.ops.angles import angles
 from deepinfer.ops.attention_inputs import attention_inputs
 from deepinfer.ops.compress import compress
 from deepinfer.ops.draft_attention import draft_attention
+from deepinfer.ops.embed_streams import embed_streams
 from deepinfer.ops.engram_gate import engram_gate
 from deepinfer.ops.engram_rows import engram_rows
+from deepinfer.ops.engram_values import engram_values
 from deepinfer.ops.experts import experts
 from deepinfer.ops.grouped_output import grouped_output
 from deepinfer.ops.head import head
 from deepinfer.ops.index_inputs import index_inputs
 from deepinfer.ops.index_select import index_select
 from deepinfer.ops.linear_fp8 import linear_fp8
+from deepinfer.ops.low_rank import low_rank
 from deepinfer.ops.markov_draft import markov_draft
 from deepinfer.ops.mhc_boundary import mhc_boundary
 from deepinfer.ops.mhc_collapse import mhc_collapse
@@ -31,21 +36,28 @@ from deepinfer.ops.registry import Bound, Op
 from deepinfer.ops.route import route
 from deepinfer.ops.shared_expert import shared_expert
 from deepinfer.ops.sparse_attention import sparse_attention
+from deepinfer.ops.stream_mean import stream_mean
+from deepinfer.ops.write_records import write_records
 
 OPS: Mapping[str, Op] = {
     op.name: op
     for op in (
+        add_outputs,
+        angles,
         attention_inputs,
         compress,
         draft_attention,
+        embed_streams,
         engram_gate,
         engram_rows,
+        engram_values,
         experts,
         grouped_output,
         head,
         index_inputs,
         index_select,
         linear_fp8,
+        low_rank,
         markov_draft,
         mhc_boundary,
         mhc_collapse,
@@ -54,6 +66,8 @@ OPS: Mapping[str, Op] = {
         route,
         shared_expert,
         sparse_attention,
+        stream_mean,
+        write_records,
     )
 }
 
@@ -62,17 +76,22 @@ OPS: Mapping[str, Op] = {
 class Operations:
     """One bound implementation an operation; see the operation's reference for its meaning."""
 
+    add_outputs: Bound
+    angles: Bound
     attention_inputs: Bound
     compress: Bound
     draft_attention: Bound
+    embed_streams: Bound
     engram_gate: Bound
     engram_rows: Bound
+    engram_values: Bound
     experts: Bound
     grouped_output: Bound
     head: Bound
     index_inputs: Bound
     index_select: Bound
     linear_fp8: Bound
+    low_rank: Bound
     markov_draft: Bound
     mhc_boundary: Bound
     mhc_collapse: Bound
@@ -81,6 +100,8 @@ class Operations:
     route: Bound
     shared_expert: Bound
     sparse_attention: Bound
+    stream_mean: Bound
+    write_records: Bound
 
     @classmethod
     def bind(
@@ -113,10 +134,14 @@ class Operations:
             "inner": arch.moe_intermediate_size,
             "head_dim": arch.head_dim,
             "heads": arch.num_attention_heads,
+            "rank": arch.q_lora_rank,
             "o_rank": arch.o_lora_rank,
             "o_groups": arch.o_groups,
             "streams": arch.hc_mult,
             "linear_shapes": _linear_shapes(arch),
+            "index_shape": (arch.index_n_heads, arch.index_head_dim),
+            "index_most": max(arch.index_topk, arch.candidate_topk_blocks),
+            "markov_rank": 0 if arch.draft is None else arch.draft.markov_rank,
         }
         chosen = {
             f.name: OPS[f.name].bind(wishes.get(f.name, default), **facts) for f in fields(cls)

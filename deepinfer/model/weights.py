@@ -25,6 +25,7 @@ from deepinfer.ops.formats import (
     dequantise_fp8_weight,
 )
 from deepinfer.ops.grouped_output import OutputWeights
+from deepinfer.ops.low_rank import LowRankWeights
 from deepinfer.ops.markov_draft import MarkovWeights
 from deepinfer.ops.mhc_boundary import HyperWeights
 from deepinfer.ops.shared_expert import SharedWeights
@@ -35,10 +36,8 @@ class AttentionWeights:
     """Projections that every layer and draft stage has."""
 
     sink: Tensor
-    wq_a: Fp8Weight | Tensor
-    q_norm: Tensor
+    low_rank: LowRankWeights
     wq_b: Fp8Weight | Tensor
-    wkv: Fp8Weight | Tensor
     kv_norm: Tensor
     output: OutputWeights
 
@@ -93,9 +92,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """The draft stages and their heads."""
+    """The draft stages and their heads; `keys` are their `wkv`, for features without a query."""
 
     stages: tuple[BlockWeights, ...]
+    keys: tuple[Fp8Weight | Tensor, ...]
     main_proj: Fp8Weight | Tensor
     main_norm: Tensor
     norm: Tensor
@@ -213,10 +213,14 @@ class WeightLoader:
     def _attention(self, prefix: str) -> AttentionWeights:
         return AttentionWeights(
             sink=self._plain(f"{prefix}attn_sink"),
-            wq_a=self._linear(f"{prefix}wq_a"),
-            q_norm=self._plain(f"{prefix}q_norm.weight"),
+            low_rank=self.ops.low_rank.pack(
+                LowRankWeights(
+                    wq_a=self._fp8(f"{prefix}wq_a"),
+                    wkv=self._fp8(f"{prefix}wkv"),
+                    q_norm=self._plain(f"{prefix}q_norm.weight"),
+                )
+            ),
             wq_b=self._linear(f"{prefix}wq_b"),
-            wkv=self._linear(f"{prefix}wkv"),
             kv_norm=self._plain(f"{prefix}kv_norm.weight"),
             output=self.ops.grouped_output.pack(
                 OutputWeights(self._fp8(f"{prefix}wo_a"), self._fp8(f"{prefix}wo_b"))
@@ -285,6 +289,7 @@ class WeightLoader:
         last = f"mtp.{stages - 1}."
         return DraftWeights(
             stages=tuple(self._block(f"mtp.{i}.", draft.n_routed_experts) for i in range(stages)),
+            keys=tuple(self._linear(f"mtp.{i}.attn.wkv") for i in range(stages)),
             main_proj=self._linear("mtp.0.main_proj"),
             main_norm=self._plain("mtp.0.main_norm.weight"),
             norm=self._plain(f"{last}norm.weight"),

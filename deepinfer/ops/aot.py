@@ -26,8 +26,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 TARGETS = (90, 100)  # compute capabilities times ten
 _TYPES = {
@@ -96,6 +98,10 @@ def _variant(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Var
         elif isinstance(value, Tensor):
             signature.append((parameter.name, _TYPES[value.dtype]))
             aligned.append(number)
+        elif isinstance(value, TensorDescriptor | GluonDescriptor):
+            element = _TYPES[value.base.dtype].removeprefix("*")
+            layout = f",{value.layout!r}" if isinstance(value, GluonDescriptor) else ""
+            signature.append((parameter.name, f"tensordesc<{element}{value.block_shape}{layout}>"))
         else:
             signature.append((parameter.name, "fp32" if isinstance(value, float) else "i32"))
             if not parameter.do_not_specialize and not value % 16:

@@ -8,15 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from deepinfer.arch import Record, Records
 from deepinfer.ops import triton_rows
+from deepinfer.ops.add_outputs import triton as add_outputs
+from deepinfer.ops.angles import triton as angles
 from deepinfer.ops.attention_inputs import triton as attention_inputs
-from deepinfer.ops.batch import Batch, PageViews
+from deepinfer.ops.batch import Batch, PageViews, RingPlaces
 from deepinfer.ops.compress import triton as compress
+from deepinfer.ops.conclude import Group, RowTable
+from deepinfer.ops.conclude import triton as conclude
+from deepinfer.ops.decoding import triton as decoding
+from deepinfer.ops.draft_attention import triton as draft_attention
+from deepinfer.ops.embed_streams import triton as embed_streams
+from deepinfer.ops.engram_gate import triton as engram_gate
+from deepinfer.ops.engram_rows import triton as engram_rows
+from deepinfer.ops.engram_rows.reference import EngramHash
+from deepinfer.ops.engram_values import triton as engram_values
 from deepinfer.ops.experts import triton as experts
 from deepinfer.ops.experts.packing import PackedExperts
 from deepinfer.ops.formats import Fp4Weight, Quantised
@@ -26,21 +38,32 @@ from deepinfer.ops.head import triton as head
 from deepinfer.ops.index_inputs import triton as index_inputs
 from deepinfer.ops.index_inputs.reference import IndexQueries
 from deepinfer.ops.index_select import CandidateRule
+from deepinfer.ops.index_select import hopper as index_hopper
 from deepinfer.ops.index_select import triton as index_select
 from deepinfer.ops.linear_fp8 import triton as linear
+from deepinfer.ops.low_rank import triton as low_rank
+from deepinfer.ops.markov_draft import MarkovWeights
+from deepinfer.ops.markov_draft import triton as markov_draft
 from deepinfer.ops.mhc_boundary import triton as boundary
+from deepinfer.ops.mhc_collapse import triton as mhc_collapse
+from deepinfer.ops.mhc_update import triton as mhc_update
 from deepinfer.ops.mhc_update.reference import Pending
+from deepinfer.ops.noise import Purpose
 from deepinfer.ops.norm_quantise import triton as norm_quantise
 from deepinfer.ops.rotation import Rotation
 from deepinfer.ops.route import triton as route
+from deepinfer.ops.sample import Drawing
 from deepinfer.ops.sample import triton as sampling
 from deepinfer.ops.sample.state import SamplerTable, Uses
 from deepinfer.ops.shared_expert import triton as shared_expert
 from deepinfer.ops.sparse_attention import triton as sparse_attention
+from deepinfer.ops.stream_mean import triton as stream_mean
+from deepinfer.ops.write_records import triton as write_records
 
 HIDDEN, INNER, VOCAB, CHOICES, LIMIT, EPS = 5120, 2304, 129280, 6, 10.0, 1e-6
 HEADS, HEAD_DIM, ROPE, RANK, GROUPS, LOW = 64, 512, 64, 1280, 8, 1024
 INDEX_HEADS, INDEX_DIM = 32, 128
+BLOCK, MARKOV = 5, 256  # of drafts
 RECORDS = Records(
     Record("fp8_ue8m0_32", HEAD_DIM),
     Record("fp4_e4m3_16", HEAD_DIM),
@@ -158,14 +181,89 @@ def _owner(tokens: int, *, ratio: int) -> dict[str, Callable[[], object]]:
             compress.compress, _bf16(tokens, HIDDEN), weights, batch, pairs, pages,
             _fp32(ROPE // 2), eps=EPS, records=RECORDS,
         ),
-        f"index ratio {ratio}": partial(
-            index_select.index_select, queries, batch, pages, None,
-            topk=512, rule=RULE, publish=True, record=RECORDS.index_key,
+        **{
+            f"index {kind} ratio {ratio} {module.__name__}": partial(
+                module.index_select, queries, batch, pages, blocks,
+                topk=512, rule=RULE, publish=blocks is None, record=RECORDS.index_key,
+            )
+            for module in (index_hopper, index_select)
+            for kind, blocks in (("of all", None), ("within", _longs(tokens, RULE.limit)))
+        },
+    }  # fmt: skip
+
+
+def _streams(t: int) -> dict[str, Callable[[], object]]:
+    """What touches the residual streams once or twice a step."""
+    streams, gains = _bf16(t, 4, HIDDEN), _bf16(4, HIDDEN)
+    pending = Pending(_bf16(t, HIDDEN), _fp32(t, 4), _fp32(t, 4, 4))
+    live = torch.empty(t, dtype=torch.bool, device="meta")
+    table = EngramHash(_longs(VOCAB), _longs(4), _longs(24), _longs(24), pad=2)
+    return {
+        "update": partial(mhc_update.mhc_update, streams, pending),
+        "collapse": partial(mhc_collapse.mhc_collapse, streams, _fp32(t, 4), _bf16(HIDDEN), EPS),
+        "engram values": partial(
+            engram_values.engram_values, _bytes(t, 24, 256), _bytes(t, 24, 8), dtype=torch.bfloat16
         ),
-        f"index within blocks ratio {ratio}": partial(
-            index_select.index_select, queries, batch, pages, _longs(tokens, RULE.limit),
-            topk=512, rule=RULE, publish=False, record=RECORDS.index_key,
+        "engram rows": partial(engram_rows.engram_rows, _longs(t, 4), table),
+        "engram gate": partial(
+            engram_gate.engram_gate, streams, _bf16(t, 5 * HIDDEN), gains, gains, live, eps=EPS
         ),
+    }
+
+
+def _rows(count: int) -> dict[str, Callable[[], object]]:
+    """Begin and end of a decoding step with three drafts a row, and what is small within."""
+    each, drafts = _longs(4), 3
+    ended = torch.empty(4, dtype=torch.bool, device="meta")
+    state = SimpleNamespace(
+        tokens=_longs(4, 8192), length=each, limit=each, lower=each, cached=each, drafts=each,
+        cap=each, ended=ended, confidence=_fp32(4, drafts), budget=_longs(1),
+        temperature=torch.empty(drafts, dtype=torch.float64, device="meta"),
+    )  # fmt: skip
+    table = RowTable(state.tokens, each, each, each, ended, each, _longs(4, 8))
+    group = Group(_longs(count), _longs(count), _longs(count), each)
+    chosen, flags = _longs(count * (1 + drafts)), _words(count * (1 + drafts))
+    return {
+        "decoding": partial(
+            decoding.decoding, state, _longs(count), places=count * drafts, ngram=4
+        ),
+        "sum of outputs": partial(
+            add_outputs.add_outputs, _fp32(count, HIDDEN), _fp32(count, HIDDEN),
+            dtype=torch.bfloat16,
+        ),
+        "angles": partial(angles.angles, _longs(count), _fp32(ROPE // 2)),
+        "embeddings": partial(
+            embed_streams.embed_streams, _longs(count, 4)[:, 0], _bf16(VOCAB, HIDDEN),
+            streams=4, dtype=torch.bfloat16,
+        ),
+        "mean of streams": partial(stream_mean.stream_mean, _bf16(count, 4, HIDDEN)),
+        "window records": partial(
+            write_records.write_records, _bytes(4, 140, RECORDS.window.bytes),
+            RingPlaces(_longs(count), _longs(count)), _bytes(count, RECORDS.window.bytes),
+        ),
+        "conclude": partial(conclude.conclude, table, group, chosen, flags, cap=drafts),
+        "conclude without masks": partial(
+            conclude.conclude, table, group._replace(legal=None), chosen, flags, cap=drafts
+        ),
+    }  # fmt: skip
+
+
+def _drafts(requests: int) -> dict[str, Callable[[], object]]:
+    """Attention of draft blocks and the Markov loop over all their places."""
+    by, rows = Rotation(*[_fp32(requests * BLOCK, ROPE // 2)] * 2), _longs(requests)
+    weights = MarkovWeights(_bf16(VOCAB, MARKOV), _bf16(VOCAB, MARKOV), _bf16(1, HIDDEN + MARKOV))
+    state = replace(SamplerTable(4, "meta").state, uses=Uses(noise=True))
+    base, hidden = _fp32(requests, BLOCK, VOCAB), _bf16(requests, BLOCK, HIDDEN)
+    draft = partial(markov_draft.markov_draft, base, hidden, rows, weights, keep=False)
+    return {
+        "draft attention": partial(
+            draft_attention.draft_attention, _bf16(requests, BLOCK, HEADS, HEAD_DIM),
+            _bytes(requests, BLOCK, RECORDS.window.bytes), _bytes(4, 140, RECORDS.window.bytes),
+            rows, rows, rows, _fp32(HEADS), by, window=128, scale=HEAD_DIM**-0.5,
+            record=RECORDS.window,
+        ),
+        "drafts": draft,
+        "drafts drawn": partial(draft, Drawing(state, rows, rows, Purpose.TARGET, None)),
     }  # fmt: skip
 
 
@@ -209,7 +307,8 @@ def _calls(t: int) -> dict[str, Callable[[], object]]:
         "sample with masks": _sample(min(t, 64), masked=True, uses=drawn),
         "sample greedily": _sample(min(t, 64), masked=False, uses=Uses()),
     }
-    calls |= _owner(t, ratio=1) | _owner(t, ratio=2)
+    calls |= _owner(t, ratio=1) | _owner(t, ratio=2) | _streams(t)
+    calls |= _drafts(min(t, 64)) | _rows(min(t, 64))
     calls |= {f"attention ratio {ratio}": _attention(t, by, ratio=ratio) for ratio in (0, 1, 2)}
     return calls | {
         "quantise": partial(triton_rows.sum_quantise, _bf16(t, HIDDEN)),
@@ -220,6 +319,11 @@ def _calls(t: int) -> dict[str, Callable[[], object]]:
         ),
         "output": partial(
             grouped_output.grouped_output, _bf16(t, HEADS, HEAD_DIM), output, groups=GROUPS
+        ),
+        "low rank": partial(
+            low_rank.low_rank, _pair(t, HIDDEN),
+            low_rank.PackedLowRank(_linear(RANK + HEAD_DIM, HIDDEN), _bf16(RANK)),
+            eps=EPS, quantise=True,
         ),
         "norm": partial(
             norm_quantise.norm_quantise, _bf16(t, RANK), _bf16(RANK), eps=EPS, quantise=True
@@ -238,5 +342,5 @@ def _calls(t: int) -> dict[str, Callable[[], object]]:
             route.route, _bf16(t, HIDDEN), _bf16(384, HIDDEN), _fp32(384),
             topk=CHOICES, scaling=2.5,
         ),
-        "head": partial(head.head, _bf16(min(t, 64), HIDDEN), _bf16(VOCAB, HIDDEN)),
+        "head": partial(head.head, _bf16(min(t, 256), HIDDEN), _bf16(VOCAB, HIDDEN)),
     }  # fmt: skip

@@ -34,6 +34,7 @@ class Batch:
         page_table: [rows, pages] int64, page ids in position order; unused entries 0.
         slices: host ints (first, after last) of each slice in the flattened tokens.
         max_len: host bound on the tokens of any request, this step included.
+        alone: the host knows that every request has one token; results never depend on it.
     """
 
     positions: Tensor
@@ -46,6 +47,7 @@ class Batch:
     page_table: Tensor
     slices: tuple[tuple[int, int], ...]
     max_len: int
+    alone: bool = False
 
     @property
     def token_slots(self) -> Tensor:

@@ -59,8 +59,9 @@ def _product(
 ):  # fmt: skip
     """out [segment, tokens, OUT] = x w^T of one segment of K, fp32."""
     gdc_launch_dependents()
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    # Neighbouring programs share rows of the weight, so that it is read from memory once.
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     start = tl.program_id(2) * SEGMENT
     w_ptr += row[:, None].to(tl.int64) * K + start + tl.arange(0, STEP)[None, :]
     x_ptr += token[None, :].to(tl.int64) * K + start + tl.arange(0, STEP)[:, None]
@@ -105,7 +106,7 @@ def parts(x: Tensor, weight: Tensor) -> Tensor:
 
 def _launch(x: Tensor, weight: Tensor, sums: Tensor, tile: Tile, count: int) -> None:
     (tokens, columns), out = x.shape, weight.shape[0]
-    _product[(triton.cdiv(out, tile.rows), triton.cdiv(tokens, tile.tokens), count)](
+    _product[(triton.cdiv(tokens, tile.tokens), triton.cdiv(out, tile.rows), count)](
         x, weight, sums, tokens, out, columns, columns // count, tile.rows, tile.tokens, 64,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=True,
     )  # fmt: skip

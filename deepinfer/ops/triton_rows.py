@@ -31,7 +31,7 @@ def fp8_groups(groups):
 
 
 @triton.jit
-def _store_fp8(value, codes_ptr, bytes_ptr, first, end, SIZE: tl.constexpr):
+def store_fp8(value, codes_ptr, bytes_ptr, first, end, SIZE: tl.constexpr):
     """FP8 of SIZE bf16-rounded values to columns `first`... below `end` of a row."""
     codes, exponent = fp8_groups(tl.reshape(value, (SIZE // 32, 32)))
     column = first + tl.arange(0, SIZE)
@@ -56,11 +56,11 @@ def _norm_quantise(
     tl.store(hidden_ptr + row * N + column, hidden, inside)
     if QUANTISE:
         wide = hidden.to(tl.float32)
-        _store_fp8(wide, codes_ptr + row * N, bytes_ptr + row * (N // 32), 0, N, SIZE)
+        store_fp8(wide, codes_ptr + row * N, bytes_ptr + row * (N // 32), 0, N, SIZE)
 
 
 @triton.jit
-def _summed(ptr, step, inside, SEGMENTS: tl.constexpr):
+def summed(ptr, step, inside, SEGMENTS: tl.constexpr):
     """Sum of segments `step` elements apart, first to last, rounded to bf16; fp32."""
     total = tl.load(ptr, inside, 0.0).to(tl.float32)
     if SEGMENTS > 1:
@@ -81,8 +81,8 @@ def _sum_quantise(
     size = tokens * N  # of a known divisor, so that loads take 16 bytes
     first = tl.program_id(0).to(tl.int64) * BLOCK
     column = first + tl.arange(0, BLOCK)
-    value = _summed(x_ptr + column, size.to(tl.int64), column < size, SEGMENTS)
-    _store_fp8(value, codes_ptr, bytes_ptr, first, size, BLOCK)
+    value = summed(x_ptr + column, size.to(tl.int64), column < size, SEGMENTS)
+    store_fp8(value, codes_ptr, bytes_ptr, first, size, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens", "limit"])
@@ -100,13 +100,13 @@ def _swiglu(
     step = tokens.to(tl.int64) * (2 * INNER)
     x_ptr += row * 2 * INNER + column
     gate, up = (
-        _summed(x_ptr, step, inside, SEGMENTS),
-        _summed(x_ptr + INNER, step, inside, SEGMENTS),
+        summed(x_ptr, step, inside, SEGMENTS),
+        summed(x_ptr + INNER, step, inside, SEGMENTS),
     )
     gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
     value = (tl.div_rn(gate, 1 + tl.exp(-gate)) * up).to(tl.bfloat16).to(tl.float32)
     bytes_ptr += row * (INNER // 32)
-    _store_fp8(value, codes_ptr + row * INNER, bytes_ptr, first, INNER, BLOCK)
+    store_fp8(value, codes_ptr + row * INNER, bytes_ptr, first, INNER, BLOCK)
 
 
 @triton.jit
@@ -149,7 +149,12 @@ def _attention_inputs(
         left, right = turned(left, right, cos_ptr, sin_ptr, pair, PAIRS - ROTATED)
         value = tl.interleave(left, right).to(tl.bfloat16).to(tl.float32)
         record_ptr += token * (2 * PAIRS + PAIRS // 16)
-        _store_fp8(value, record_ptr, record_ptr + 2 * PAIRS, 0, 2 * PAIRS, 2 * PAIRS)
+        store_fp8(value, record_ptr, record_ptr + 2 * PAIRS, 0, 2 * PAIRS, 2 * PAIRS)
+
+
+def norm_warps(n: int) -> int:
+    """Warps that norm a row of n: four numbers a thread, so that few rows still load at once."""
+    return max(4, min(16, triton.next_power_of_2(n) // 128))
 
 
 def norm_quantise(
@@ -163,7 +168,7 @@ def norm_quantise(
     if tokens:
         _norm_quantise[(tokens,)](
             x, weight, hidden, codes, scale, eps, n, triton.next_power_of_2(n), quantise,
-            num_warps=4, enable_fp_fusion=False, launch_pdl=True,
+            num_warps=norm_warps(n), enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
     return hidden, Quantised(codes, scale) if quantise else None
 

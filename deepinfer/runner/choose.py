@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from deepinfer.device import find_device
-from deepinfer.ops.sample import RowLogprobs, SamplerState, sample
-from deepinfer.ops.verify import Verified, cut_at_end
+from deepinfer.ops.conclude import Concluded, Group, RowTable, conclude, finish
+from deepinfer.ops.conclude.reference import columns, drafted
+from deepinfer.ops.sample import RowLogprobs, Sampled, SamplerState, sample
 from deepinfer.runner.layout import StepLayout
 from deepinfer.runner.masks import MaskTable
-from deepinfer.runner.results import Chosen, pack
+from deepinfer.runner.results import Chosen
 from deepinfer.runner.rows import Rows
 from deepinfer.runner.verification import Verification
 
@@ -27,8 +28,9 @@ class Chooser:
     """
 
     def __init__(self, rows: Rows, verification: Verification):
+        arch = find_device(str(rows.device)).arch
         self._rows = rows
-        self._sample = sample.bind(arch=find_device(str(rows.device)).arch)
+        self._sample, self._conclude = sample.bind(arch=arch), conclude.bind(arch=arch)
         self._verification = verification
 
     def choose(
@@ -48,47 +50,38 @@ class Chooser:
         words = None if masks is None else masks.of(layout.sample_row, layout.depth)
         by_law = self._verification.laws is not None
         drawn = self._sample(logits, state, layout.sample_row, positions, known, words, by_law)
-        groups, length = layout.groups, rows.length[layout.groups]
-        verified, over = layout.verified, rows.ended[groups]
-        if masks is not None:
-            legal = masks.legal[groups]
-            # By law even a draft that is not legal has its say: it is rejected for certain, and
-            # what the drafts had too much is made up for.
-            most = legal.clamp(min=0) + int(by_law)
-            verified, over = torch.minimum(verified, most), over | (legal < 0)
-        depth = torch.arange(rows.limits.drafts + 1, device=rows.device)
-        here = depth <= verified.unsqueeze(1)
-        index = torch.where(here, layout.first.unsqueeze(1) + depth, 0)
-        chosen = torch.where(here, drawn.tokens[index], -1)
-        flags = torch.where(here, drawn.flags[index], 0)
-        drafted = rows.tokens[groups.unsqueeze(1), length.unsqueeze(1) + depth[:-1]]
-        drafted = torch.where(depth[:-1] < verified.unsqueeze(1), drafted, -1)
-        room = rows.limit[groups] - length
-        law = None if drawn.law is None else drawn.law[index]
-        kept = self._verification.judge(
-            drafted, chosen, flags, law, groups, state.key(groups, length)
+        table = RowTable(
+            *(rows.tokens, rows.length, rows.limit, rows.drafts, rows.ended),
+            *(state.end_id, state.stop_ids),
         )
-        kept = cut_at_end(kept, room, state.end_id[groups], state.stop_ids[groups])
-        kept = Verified(
-            kept.accepted.masked_fill(over, 0),
-            kept.tokens.masked_fill(over.unsqueeze(1), -1),
-            kept.flags.masked_fill(over, 0),
-        )
-        self._extend(groups, length, kept)
-        packed = pack(verified, kept.accepted, kept.flags, kept.tokens)
-        return Chosen(packed, _grouped(drawn.logprobs, index))
+        legal = None if masks is None else masks.legal
+        group = Group(layout.groups, layout.verified, layout.first, legal)
+        if by_law:
+            done = self._by_law(table, group, drawn, state)
+        else:
+            done = self._conclude(table, group, drawn.tokens, drawn.flags, cap=rows.limits.drafts)
+        return Chosen(done.packed, _grouped(drawn.logprobs, done.index))
 
-    def _extend(self, groups: Tensor, length: Tensor, kept: Verified) -> None:
-        """Append generated tokens to their rows; entries without a token go to row 0."""
-        rows, tokens = self._rows, kept.tokens
-        depth = torch.arange(tokens.shape[1], device=rows.device)
-        there = tokens >= 0
-        target = torch.where(there, groups.unsqueeze(1), 0)
-        column = torch.where(there, length.unsqueeze(1) + depth, 0)
-        rows.tokens[target, column] = tokens.clamp(min=0)
-        rows.length[groups] = length + there.sum(1)
-        rows.ended[groups] = rows.ended[groups] | (kept.flags != 0)
-        rows.drafts.index_fill_(0, groups, 0)
+    def _by_law(
+        self, table: RowTable, group: Group, drawn: Sampled, state: SamplerState
+    ) -> Concluded:
+        """As `conclude`, for the rules that look at laws."""
+        # By law even a draft that is not legal has its say: it is rejected for certain, and what
+        # the drafts had too much is made up for.
+        verified, over = group.judged(table.ended, more=1)
+        cap = self._rows.limits.drafts
+        index = columns(group, verified, cap)
+        here = torch.arange(cap + 1, device=index.device) <= verified.unsqueeze(1)
+        assert drawn.law is not None, "the sampler keeps laws for these rules"
+        kept = self._verification.judge(
+            drafted(table, group, verified, cap),
+            torch.where(here, drawn.tokens[index], -1),
+            torch.where(here, drawn.flags[index], 0),
+            drawn.law[index],
+            group.row,
+            state.key(group.row, table.length[group.row]),
+        )
+        return Concluded(finish(table, group, verified, over, kept), index)
 
 
 def _grouped(found: RowLogprobs | None, index: Tensor) -> RowLogprobs | None:

@@ -55,6 +55,8 @@ class DraftStages:
             torch.where(groups > 0, rows.slot[groups], 0),
             torch.maximum(rows.decoder_start[groups], rows.lower[groups]),
             state,
-            drawing.start,
+            drawing,
+            count=self._drafts,
+            keep=False,
         )
-        return Proposal(found.tokens[:, : self._drafts], found.confidence[:, : self._drafts])
+        return Proposal(found.tokens, found.confidence)

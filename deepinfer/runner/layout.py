@@ -6,7 +6,7 @@ of a step without slices can be captured. Knows nothing of sampling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,10 @@ from torch import Tensor
 from deepinfer.arch import PAGE_TOKENS
 from deepinfer.model.network import Tail
 from deepinfer.ops.batch import Batch
-from deepinfer.runner.rows import Parts, Rows, share_drafts
+from deepinfer.ops.decoding import Decoding
+from deepinfer.ops.decoding.reference import decoding as decoding_reference
+from deepinfer.ops.decoding.reference import history
+from deepinfer.runner.rows import Parts, Rows
 from deepinfer.step import Prefill
 
 Bounds = tuple[tuple[int, int], ...]
@@ -133,6 +136,7 @@ def lay_out(
     places: int,
     max_len: int,
     ngram: int,
+    decode: Callable[..., Decoding] = decoding_reference,
 ) -> StepLayout:
     """Lay a step out.
 
@@ -144,62 +148,48 @@ def lay_out(
         places: tokens for drafts, at least the step's budget; those without a draft are padding.
         max_len: bound on any row's tokens after the step.
         ngram: tokens a row of the history holds.
+        decode: an implementation of `ops.decoding`.
     """
-    device, count = rows.device, len(decoding)
-    total = count + places if count else 0
-    drafts = share_drafts(decoding, rows)
-    sizes = drafts + 1
-    ends = sizes.cumsum(0)
-    place = torch.arange(total, device=device)
-    group = torch.searchsorted(ends, place, right=True)
-    padding = group >= count
-    group = group.clamp(max=max(count - 1, 0))
-    row = torch.where(padding, 0, decoding[group])
-    depth = torch.where(padding, 0, place - (ends - sizes)[group])
-    start = torch.where(padding, 0, rows.length[row] - 1)
-    end = torch.where(padding, 1, start + sizes[group])
-    own = (row, start + depth, start, end)
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    emit, emit_rows = (none, none) if not slices.parts else sent["emit"]
+    device = rows.device
+    made = decode(rows, decoding, places=places, ngram=ngram)
+    total = len(made.rows)
+    own = (made.rows, made.positions, made.starts, made.ends)
+    more, emit = (made.lower, made.cached, made.history), torch.arange(total, device=device)
+    sample_row, depth, groups = made.rows, made.depth, decoding.clone()
+    verified, first = made.verified, made.first
     if slices.parts:
         own = tuple(torch.cat(pair) for pair in zip(sent["prefill"], own, strict=True))
+        more = (
+            rows.lower[own[0]],
+            rows.cached[own[0]],
+            history(rows.tokens, own[0], own[1], ngram),
+        )
+        ahead, ahead_rows = sent["emit"]
+        zeros, before = torch.zeros_like(ahead), torch.arange(len(ahead), device=device)
+        emit = torch.cat((ahead, emit + slices.kept))
+        first = torch.cat((before, first + len(ahead)))
+        sample_row, groups = torch.cat((ahead_rows, sample_row)), torch.cat((ahead_rows, groups))
+        depth, verified = torch.cat((zeros, depth)), torch.cat((zeros, verified))
     batch = Batch(
         positions=own[1],
         rows=own[0],
         starts=own[2],
         ends=own[3],
-        lower=rows.lower[own[0]],
-        cached=rows.cached[own[0]],
+        lower=more[0],
+        cached=more[1],
         slots=torch.where(torch.arange(rows.limits.rows, device=device) > 0, rows.slot, 0),
         page_table=rows.pages[:, : -(-max_len // PAGE_TOKENS)],
         slices=(*slices.bounds, *_alone(slices.tokens, total)),
         max_len=max_len,
+        alone=not places and all(end - start == 1 for start, end in slices.bounds),
     )
-    first = torch.arange(len(emit), device=device)
-    zeros = torch.zeros_like(emit_rows)
-    return StepLayout(
-        history=_history(rows, batch, ngram),
-        batch=batch,
-        tail=_tail(slices, sent, rows, batch, total),
-        emit=torch.cat((emit, place + slices.kept)),
-        sample_row=torch.cat((emit_rows, row)),
-        depth=torch.cat((zeros, depth)),
-        groups=torch.cat((emit_rows, decoding)),
-        verified=torch.cat((zeros, drafts)),
-        first=torch.cat((first, ends - sizes + len(emit))),
-    )
+    tail = _tail(slices, sent, rows, batch, total)
+    return StepLayout(more[2], batch, tail, emit, sample_row, depth, groups, verified, first)
 
 
 def _alone(first: int, count: int) -> Bounds:
     """Decoding tokens stand alone: only the device knows their groups."""
     return tuple((i, i + 1) for i in range(first, first + count))
-
-
-def _history(rows: Rows, batch: Batch, ngram: int) -> Tensor:
-    """[tokens, ngram] ids at and before each position, -1 before the start."""
-    back = batch.positions.unsqueeze(1) - torch.arange(ngram, device=rows.device)
-    ids = rows.tokens[batch.rows.unsqueeze(1), back.clamp(min=0)]
-    return torch.where(back >= 0, ids, -1)
 
 
 def _tail(

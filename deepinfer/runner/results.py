@@ -20,17 +20,11 @@ _COLUMNS = 3  # verified, accepted, flags; tokens follow
 
 
 class Chosen(NamedTuple):
-    """What sampling decided: packed [groups, columns] int32 of `pack`, and log-probabilities in
-    the shape of the tokens, or None."""
+    """What sampling decided: packed [groups, columns] int32 of `conclude`, and log-probabilities
+    in the shape of the tokens, or None."""
 
     packed: Tensor
     logprobs: RowLogprobs | None
-
-
-def pack(verified: Tensor, accepted: Tensor, flags: Tensor, tokens: Tensor) -> Tensor:
-    """Join [groups] integers and tokens [groups, 1 + cap] into one int32 tensor."""
-    parts = (verified.unsqueeze(1), accepted.unsqueeze(1), flags.unsqueeze(1), tokens)
-    return torch.cat(parts, dim=1).to(torch.int32)
 
 
 def pack_drafts(tokens: Tensor, confidence: Tensor) -> Tensor:

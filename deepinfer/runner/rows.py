@@ -158,39 +158,3 @@ def send(parts: Parts, device: torch.device) -> dict[str, Tensor]:
     pieces = sent.split([part.size for part in parts.values()])
     named = zip(parts.items(), pieces, strict=True)
     return {name: piece.view(part.shape) for (name, part), piece in named}
-
-
-def share_drafts(rows: Tensor, table: Rows) -> Tensor:
-    """Drafts each decoding row verifies, [rows] int64.
-
-    The step's budget goes to the drafts that are most likely accepted, by the newest confidences.
-    Those of a row are a prefix of its block, as a draft is never likelier than the one before it;
-    equal ones go to the lower row first. Each row takes no more than its cap, the drafts at hand
-    and its limit (one token is always generated besides) allow.
-
-    Args:
-        rows: [n] int64, ascending; 0 (padding) takes none.
-        table: row state.
-    """
-    room = (table.limit[rows] - table.length[rows] - 1).clamp(min=0)
-    wanted = torch.minimum(torch.minimum(table.cap[rows], table.drafts[rows]), room)
-    wanted = wanted.masked_fill(table.ended[rows], 0)
-    worth = survival(table.confidence[rows], table.temperature)
-    possible = torch.arange(worth.shape[1], device=worth.device) < wanted.unsqueeze(1)
-    order = worth.masked_fill(~possible, -1).flatten().argsort(descending=True, stable=True)
-    place = torch.arange(len(order), device=worth.device)
-    rank = torch.empty_like(order).scatter_(0, order, place).view_as(worth)
-    return ((rank < table.budget) & possible).sum(1)
-
-
-def survival(confidence: Tensor, temperature: Tensor) -> Tensor:
-    """Probability that each draft is accepted, those before it included, [rows, drafts] fp64.
-
-    Args:
-        confidence: [rows, drafts] fp32 logits; 0 or not a number = unknown, counts as certain, so
-            that drafts without any confidence are shared out in the order of the rows.
-        temperature: [drafts] fp64.
-    """
-    right = torch.sigmoid(confidence / temperature)
-    unknown = (confidence == 0) | confidence.isnan()
-    return right.masked_fill(unknown, 1).cumprod(1)

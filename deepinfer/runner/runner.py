@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepinfer.device import Event, Graphs
+from deepinfer.device import Event, Graphs, find_device
 from deepinfer.model.network import Forward, Network
 from deepinfer.model.state import State
+from deepinfer.ops.decoding import decoding
 from deepinfer.ops.sample import RowLogprobs, SamplerTable, raw_logprobs, top_logprobs
 from deepinfer.runner.choose import Chooser
 from deepinfer.runner.graphs import CaptureReport, Captures, Inputs, StepShape, context_bounds
@@ -133,6 +134,7 @@ class TorchRunner:
             verification, limits.rows, limits.drafts, network.arch.vocab_size, self.device
         )
         self._chooser = Chooser(self.rows, self._verification)
+        self._decode = decoding.bind(arch=find_device(str(self.device)).arch)
         self._masks: MaskTable | None = None
         engram = network.arch.engram
         self._ngram = 1 if engram is None else engram.max_ngram_size
@@ -282,7 +284,9 @@ class TorchRunner:
         places: int,
         max_len: int,
     ) -> Computed:
-        layout = lay_out(self.rows, slices, sent, decoding, places, max_len, self._ngram)
+        layout = lay_out(
+            self.rows, slices, sent, decoding, places, max_len, self._ngram, self._decode
+        )
         forward = self.network.forward(
             layout.history, layout.batch, self.state, layout.tail, save=sent.get("save")
         )

@@ -1,65 +1,21 @@
-"""How drafts are judged: the rule, how drafts are drawn for it, and what it has to remember.
+"""How drafts are judged: the rule, which noise draws them, and what it has to remember.
 
 Knows nothing of networks and plans.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from deepinfer.ops.markov_draft import Choose
 from deepinfer.ops.noise import NoiseKey, Purpose
-from deepinfer.ops.sample import Candidates, SamplerState, candidates, draw_drafts
+from deepinfer.ops.sample import Drawing, SamplerState
 from deepinfer.ops.verify import Verified, allocate_draft_laws, block, ratio, verify
 
 RuleName = Literal["match", "ratio", "block"]
 RULES: tuple[RuleName, ...] = get_args(RuleName)
-
-
-class Drawing(NamedTuple):
-    """Draws the drafts of a block; keeps their laws where the rule needs them.
-
-    Attributes:
-        state: sampling values of all rows.
-        rows: [groups] int64.
-        length: [groups] int64, tokens known: the position of the first draft.
-        purpose: of the noise.
-        laws: [rows, cap, vocab] fp32 that takes the laws, or None.
-    """
-
-    state: SamplerState
-    rows: Tensor
-    length: Tensor
-    purpose: Purpose
-    laws: Tensor | None
-
-    def start(self, base: Tensor) -> Choose:
-        """What chooses drafts [groups] int64 place by place; see `markov_draft`.
-
-        Args:
-            base: [groups, block, vocab] fp32.
-        """
-        groups, block = base.shape[:2]
-        among: list[Candidates | None] = [None] * block
-        if self.state.uses.noise:
-            place = torch.arange(block, device=base.device)
-            positions = (self.length.unsqueeze(1) + place).flatten()
-            rows = self.rows.unsqueeze(1).expand(-1, block).flatten()
-            found = candidates(base.flatten(0, 1), self.state, rows, positions, self.purpose)
-            parts = [part.unflatten(0, (groups, block)).unbind(1) for part in found]
-            among = [Candidates(*part) for part in zip(*parts, strict=True)]
-
-        def choose(logits: Tensor, place: int) -> Tensor:
-            keep = self.laws is not None and place < self.laws.shape[1]
-            drawn = draw_drafts(logits, self.state, self.rows, among[place], keep)
-            if self.laws is not None and drawn.law is not None:
-                self.laws[self.rows, place] = drawn.law
-            return drawn.tokens
-
-        return choose
 
 
 class Verification:

@@ -28,18 +28,31 @@ REFUSED = {
     "experts": "hidden",
     "grouped_output": r"4 groups of \[32, 1024\]",
     "linear_fp8": r"\[128, 128\] is no multiple",
+    "low_rank": r"is no multiple of \[128, 128\]",
     "mhc_boundary": "4 streams of 128",
     "shared_expert": r"\[256, 128\] is no multiple",
 }
 SERVED = (
+    "add_outputs",
+    "angles",
     "attention_inputs",
     "compress",
+    "draft_attention",
+    "embed_streams",
+    "engram_gate",
+    "engram_rows",
+    "engram_values",
     "head",
     "index_inputs",
     "index_select",
+    "markov_draft",
+    "mhc_collapse",
+    "mhc_update",
     "norm_quantise",
     "route",
     "sparse_attention",
+    "stream_mean",
+    "write_records",
 )
 KERNELS = {"*": "reference", "experts": "triton", "linear_fp8": "triton", "mhc_boundary": "triton"}
 RELEASE = Path(__file__).parents[1] / "golden_data" / "release" / "config.json"

@@ -13,7 +13,9 @@ pytest.importorskip("triton")
 from deepinfer.ops.linear_fp8 import triton as kernel
 
 pytestmark = pytest.mark.gpu
-SHAPES = [(1280, 5120), (32768, 1280), (512, 5120), (5120, 8192), (4608, 5120), (5120, 2304)]
+SHAPES = [(1792, 5120), (32768, 1280), (512, 5120), (5120, 8192), (4608, 5120), (5120, 2304)]
+WHOLE = Tile(128, 64, 4, 4, None, True)
+WIDE = Tile(128, 128, 4, 4, 168, True)
 
 
 def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
@@ -22,7 +24,7 @@ def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("tokens", [1, 7, 64, 257])
+@pytest.mark.parametrize("tokens", [1, 7, 33, 64, 257, 600])
 def test_rows_agree_with_the_reference(gpu, shape, tokens):
     weight = cases.fp8_weight(shape[0], shape[1], gpu.device)
     x = cases.activations(tokens, shape[1], gpu.device)
@@ -50,9 +52,9 @@ def test_zero_rows_and_any_size_of_input_and_scale(gpu, size):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu, shape):
     packed = kernel.pack(cases.fp8_weight(shape[0], shape[1], gpu.device))
-    x = cases.activations(300, shape[1], gpu.device)
+    x = cases.activations(700, shape[1], gpu.device)
     whole = kernel.linear_fp8(x, packed)
-    for first, last in ((0, 1), (63, 64), (299, 300), (0, 16), (0, 64), (30, 94), (1, 200)):
+    for first, last in ((0, 1), (699, 700), (3, 19), (30, 94), (1, 200), (99, 600), (9, 642)):
         part = Quantised(x.codes[first:last], x.scale[first:last])
         torch.testing.assert_close(
             kernel.linear_fp8(part, packed), whole[first:last], rtol=0, atol=0
@@ -75,6 +77,7 @@ TILES = [
     Tile(128, 64, 4, 8, None, True),
     Tile(128, 64, 8, 8, None, True),
     Tile(256, 64, 8, 4, None, True),
+    WIDE,
 ]
 
 
@@ -91,9 +94,12 @@ def test_tiles_change_no_bits(gpu, tile, count):
 @pytest.mark.parametrize("count", [1, 3, 5, 7])
 def test_one_program_adds_segments_as_many_programs_do(gpu, count):
     packed = kernel.pack(cases.fp8_weight(640, 2304, gpu.device))
-    x = cases.activations(200, 2304, gpu.device)
-    some = Quantised(x.codes[100:140], x.scale[100:140])
-    whole = kernel.launch(x, packed, choose(200, count), count)
-    for tile in (Tile(64, 64, 4, 4), choose(40, count), Tile(128, 64, 4, 4, None, True)):
-        part = kernel.summed(kernel.launch(some, packed, tile, count))
-        torch.testing.assert_close(part, whole[100:140], rtol=0, atol=0)
+    x = cases.activations(3600, 2304, gpu.device)  # more tiles than programs
+    whole = kernel.launch(x, packed, WIDE, count)
+    torch.full((2**28,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
+    torch.testing.assert_close(kernel.launch(x, packed, WIDE, count), whole, rtol=0, atol=0)
+    for first, last in ((100, 140), (3200, 3600)):
+        some = Quantised(x.codes[first:last], x.scale[first:last])
+        for tile in (Tile(64, 64, 4, 4), choose(last - first, count), WHOLE):
+            part = kernel.summed(kernel.launch(some, packed, tile, count))
+            torch.testing.assert_close(part, whole[first:last], rtol=0, atol=0)

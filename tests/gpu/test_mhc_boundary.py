@@ -11,6 +11,7 @@ from deepinfer.ops.mhc_boundary import mhc_boundary
 
 pytest.importorskip("triton")
 from deepinfer.ops.mhc_boundary import triton as kernels
+from deepinfer.ops.mhc_update import triton as update
 
 pytestmark = pytest.mark.gpu
 FACTS: dict[str, Any] = {"eps": 1e-6, "hc_eps": 1e-6, "iterations": 20, "quantise": True}
@@ -28,6 +29,8 @@ def test_results_agree_with_the_reference(gpu, tokens, with_pending):
     found = kernels.mhc_boundary(*given, packed, **FACTS)
     wanted = mhc_boundary.reference(*given, weights, **FACTS)
     torch.testing.assert_close(found.streams, wanted.streams, rtol=0, atol=0)
+    if with_pending:
+        assert torch.equal(found.streams, update.mhc_update(streams, pending))
     for name in ("pre", "post", "comb"):
         torch.testing.assert_close(
             getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-5
@@ -62,7 +65,7 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
     packed = kernels.pack(cases.hyper_weights(HIDDEN, gpu.device))
     streams, pending, pre = cases.boundary_inputs(300, HIDDEN, gpu.device)
     whole = kernels.mhc_boundary(streams, pending, pre, packed, **FACTS)
-    for first, last in ((0, 1), (63, 64), (299, 300), (0, 64), (30, 94)):
+    for first, last in ((0, 1), (63, 64), (299, 300), (3, 19), (0, 64), (30, 94), (0, 65)):
         rows = torch.arange(first, last, device=gpu.device)
         part = kernels.mhc_boundary(streams[rows], pending.rows(rows), pre[rows], packed, **FACTS)
         wanted = whole.rows(rows)
@@ -72,3 +75,34 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
         assert wanted.quantised is not None
         assert torch.equal(part.quantised.codes, wanted.quantised.codes)
         assert torch.equal(part.quantised.scale, wanted.quantised.scale)
+
+
+def test_plans_change_no_bits(gpu):
+    packed = kernels.pack(cases.hyper_weights(HIDDEN, gpu.device))
+    streams, pending, pre = cases.boundary_inputs(200, HIDDEN, gpu.device)
+    facts = tuple(FACTS.values())
+    usual = kernels.PLAN
+    whole = kernels.launch(streams, pending, pre, packed, *facts, usual)
+    for plan in (
+        usual._replace(few=200),
+        usual._replace(few=200, narrow=200),
+        usual._replace(few=0, registers=None),
+        usual._replace(few=0, step=128, stages=3, split_tokens=2, split_warps=4),
+    ):
+        found = kernels.launch(streams, pending, pre, packed, *facts, plan)
+        for name in ("streams", "pre", "post", "comb", "hidden"):
+            assert torch.equal(getattr(found, name), getattr(whole, name)), (plan, name)
+
+
+@pytest.mark.parametrize("hidden", [256, 512, 1280])
+@pytest.mark.parametrize("tokens", [5, 100])
+def test_narrow_models_are_served_too(gpu, hidden, tokens):
+    weights = cases.hyper_weights(hidden, gpu.device)
+    given = cases.boundary_inputs(tokens, hidden, gpu.device)
+    found = kernels.mhc_boundary(*given, kernels.pack(weights), **FACTS)
+    wanted = mhc_boundary.reference(*given, weights, **FACTS)
+    for name in ("pre", "post", "comb"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(wanted, name), rtol=1e-4, atol=1e-5
+        )
+    torch.testing.assert_close(found.hidden, wanted.hidden, rtol=2**-7, atol=1e-6)

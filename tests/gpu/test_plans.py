@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from deepinfer.ops.experts.plan import choose, most_tiles
 from deepinfer.ops.grouped_output import plan as low_plan
-from deepinfer.ops.linear_fp8.plan import segments
+from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, segments
+from deepinfer.ops.linear_fp8.plan import choose as choose_linear
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=48), st.sampled_from([16, 32, 64, 128]))
@@ -27,6 +28,13 @@ def test_a_tile_of_its_own_holds_whatever_an_expert_gets(tokens, k, experts):
     tiles = choose(tokens, k, experts)
     assert not tiles.own or tokens <= tiles.gate_up.tokens
     assert not tiles.own or experts <= 64  # the first program of the sort names all tiles
+
+
+@given(st.integers(1, 5000), st.integers(1, 10))
+def test_sums_of_segments_are_kept_apart_for_a_bounded_number_of_tokens(tokens, count):
+    tile = choose_linear(tokens, count)
+    assert tokens <= SPLIT_TOKENS or tile.tokens == 128
+    assert tokens <= tile.tokens or tile.input_left
 
 
 @given(st.integers(1, 600), st.integers(1, 80))

@@ -18,7 +18,7 @@ def test_operations_on_meta_tensors_launch_nothing_and_are_listed_once(listed):
     names = {variant.name for variant in listed}
     assert {
         "experts.triton._gate_up",
-        "mhc_boundary.triton._advance",
+        "mhc_boundary.triton_streams.advance",
         "route.triton._choose",
     } <= names
     # The jitted functions of the modules are either launched or called by launched ones.

@@ -36,6 +36,17 @@ def test_every_query_of_a_block_sees_the_window_and_the_whole_block():
             torch.testing.assert_close(found[request, place], expected, rtol=1e-5, atol=2e-6)
 
 
+def test_the_first_queries_of_a_block_need_no_others():
+    make = Maker(SMALL)
+    case = attention_case(make, make.batch(ANCHORS))
+    whole, block = draft_attention.reference(**case), case["q"].shape[1]
+    for count in (1, 3):
+        place = torch.arange(len(ANCHORS) * block)
+        by = case["by"].rows(place[place % block < count])
+        found = draft_attention.reference(**case | {"q": case["q"][:, :count], "by": by})
+        assert torch.equal(found, whole[:, :count])
+
+
 def test_each_draft_follows_from_the_one_before():
     make = Maker(SMALL)
     given_case = markov_case(make, make.batch(ANCHORS))

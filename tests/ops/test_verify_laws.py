@@ -53,7 +53,7 @@ def paths(drafts):
 )
 def test_ratio_keeps_the_joint_law_of_the_target(monkeypatch, table, drafted_by, drafts, error):
     every = paths(drafts)
-    seen = []  # the laws that residual draws use, one a column
+    seen = []  # the laws that residual draws use, each at the first rejected draft
 
     def uniform(key):
         return torch.tensor([u[int(key.position[0])] for _, u in every], dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_ratio_keeps_the_joint_law_of_the_target(monkeypatch, table, drafted_by,
             joint[d] += weight
             continue
         assert found.tokens[row].tolist()[: count + 1] == [*d[:count], IDS]
-        for token, chance in enumerate(seen[count][row]):
+        for token, chance in enumerate(seen[0][row]):
             joint[(*d[:count], token)] += (
                 weight * chance * rest_law(table, (*d[:count], token), drafts)
             )

@@ -60,7 +60,7 @@ def expected(net, known, drafts, drawing):
     assert forward.features is not None
     drafter.seed(forward.features, forward.batch, state)
     newest, anchor, zero = (torch.tensor([n]) for n in (known[-1], last - 1, 0))
-    found = drafter.draft(newest, anchor, torch.tensor([1]), zero, state, drawing.start)
+    found = drafter.draft(newest, anchor, torch.tensor([1]), zero, state, drawing)
     return found.tokens[0, :drafts], found.confidence[0, :drafts]
 
 

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepinfer.ops.decoding import share_drafts
 from deepinfer.runner.layout import Slices, lay_out
-from deepinfer.runner.rows import RowLimits, Rows, send, share_drafts
+from deepinfer.runner.rows import RowLimits, Rows, send
 from deepinfer.step import PageAppend, Prefill, StepPlan
 from tests.ops.small import same
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.runner.rows import RowLimits, Rows, send, share_drafts
+from deepinfer.ops.decoding import share_drafts
+from deepinfer.runner.rows import RowLimits, Rows, send
 from deepinfer.scheduler.calibration import probability
 from deepinfer.scheduler.speculation import share_budget_out
 from deepinfer.step import StepPlan

@@ -38,7 +38,7 @@ def test_drafts_are_judged_by_the_laws_they_were_drawn_from(name):
     verification = Verification(name, ROWS, CAP, VOCAB)
     drawing = verification.drawing(state, rows, length)
     # The stages draw a whole block, of which CAP drafts can be verified.
-    choose = drawing.start(logits[:, : CAP + 1])
+    choose = drawing(logits[:, : CAP + 1])
     drafts = torch.stack([choose(logits[:, i], i) for i in range(CAP + 1)], 1)[:, :CAP]
     purpose = Purpose.TARGET if name == "match" else Purpose.DRAFT
     found = [

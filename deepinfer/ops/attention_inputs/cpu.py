@@ -18,5 +18,5 @@ def attention_inputs(
     q: Tensor, kv: Tensor, kv_norm: Tensor, by: Rotation, *, heads: int, eps: float, record: Record
 ) -> AttentionInputs:
     """As the reference."""
-    queries = rotate(q.unflatten(-1, (heads, -1)), by)
+    queries = rotate(q.unflatten(-1, (heads, kv.shape[-1])), by)
     return AttentionInputs(queries, encode_record(rotate(rms_norm(kv, kv_norm, eps), by), record))

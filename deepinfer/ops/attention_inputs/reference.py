@@ -34,9 +34,9 @@ def attention_inputs(
         kv: [tokens, head_dim], output of `wkv`.
         kv_norm: [head_dim] norm weight.
         by: angles at the tokens' positions.
-        heads: number of query heads.
+        heads: number of query heads; 0 = the record alone.
         eps: config key `rms_norm_eps`.
         record: format of the window records.
     """
-    queries = rotate(q.unflatten(-1, (heads, -1)), by)
+    queries = rotate(q.unflatten(-1, (heads, kv.shape[-1])), by)
     return AttentionInputs(queries, window_records(kv, kv_norm, by, eps, record))

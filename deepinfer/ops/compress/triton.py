@@ -1,7 +1,6 @@
-"""The compressor of an owner layer with its products in Triton, value and gate in one.
+"""The compressor of an owner layer in Triton: products in segments, then all the rest a token.
 
-What surrounds the products is the reference's own arithmetic, on few numbers. Knows nothing of
-queries.
+Knows nothing of queries.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import torch
 from torch import Tensor
 
 from deepinfer.arch import Records
-from deepinfer.ops.batch import Batch, PageViews, before, store_ring
-from deepinfer.ops.compress.reference import CompressorWeights, pool_pair, store_entries
-from deepinfer.ops.rotation import rotate, rotation
-from deepinfer.ops.triton_product import product, refuses_plain
-from deepinfer.ops.triton_rows import norm_quantise
+from deepinfer.ops.batch import Batch, PageViews
+from deepinfer.ops.compress.reference import CompressorWeights
+from deepinfer.ops.compress.triton_entries import store_entries
+from deepinfer.ops.triton_product import parts, refuses_plain
 
 
 class PackedCompressor(NamedTuple):
@@ -33,28 +31,17 @@ def pack(weights: CompressorWeights) -> PackedCompressor:
     """Value and gate projections in one matrix.
 
     Raises:
-        ValueError: the weights are not bf16.
+        ValueError: the weights are not bf16, or the key width is no power of two from 32 on.
     """
+    width = weights.wk.shape[0]
+    if width < 32 or width & (width - 1):
+        raise ValueError(f"compress: index keys of {width} channels; use reference")
     if weights.wkv.dtype != torch.bfloat16:
         raise ValueError(f"compress: the kernels take bf16 weights, not {weights.wkv.dtype}")
     gated = weights.wgate is not None
     wkv = torch.cat((weights.wkv, weights.wgate)) if weights.wgate is not None else weights.wkv
-    return PackedCompressor(wkv.contiguous(), gated, weights.norm, weights.wk, weights.k_norm)
-
-
-def _latents(
-    hidden: Tensor, weights: PackedCompressor, batch: Batch, pairs: Tensor | None, eps: float
-) -> Tensor:
-    if not weights.pairs:
-        raw = product(hidden, weights.wkv, torch.bfloat16)
-        return norm_quantise(raw, weights.norm, eps, quantise=False)[0]
-    assert pairs is not None, "a ratio-2 owner has a pair ring"
-    state = product(hidden, weights.wkv, torch.float32).unflatten(1, (2, -1))
-    back = torch.ones_like(batch.positions).unsqueeze(1)
-    earlier = before(batch, pairs, state, back).squeeze(1)
-    store_ring(pairs, batch, state)
-    pooled = pool_pair(earlier, state).to(hidden.dtype)
-    return norm_quantise(pooled, weights.norm, eps, quantise=False)[0]
+    wk = weights.wk.contiguous()
+    return PackedCompressor(wkv.contiguous(), gated, weights.norm, wk, weights.k_norm)
 
 
 def compress(
@@ -68,18 +55,23 @@ def compress(
     eps: float,
     records: Records,
 ) -> None:
-    """As the reference, for bf16 `hidden` and weights that `pack` joined."""
-    latent = _latents(hidden.contiguous(), weights, batch, pairs, eps)
-    by = rotation(batch.positions - (pages.ratio - 1), freqs)  # first token of the group (D18)
-    raw_key = product(latent, weights.wk, torch.bfloat16)
-    key = rotate(norm_quantise(raw_key, weights.k_norm, eps, quantise=False)[0], by)
-    store_entries(rotate(latent, by), key, batch, pages, records)
+    """As the reference, for bf16 `hidden`, FP4 records and weights that `pack` joined.
+
+    Raises:
+        ValueError: the records have other formats.
+    """
+    formats = (records.latent.format, records.index_key.format)
+    if formats != ("fp4_e4m3_16", "fp4_ue8m0_32"):
+        raise ValueError(f"compress: the kernels write FP4 records, not {formats}; use reference")
+    assert weights.pairs == (pairs is not None), "a ratio-2 owner has a pair ring"
+    sums = parts(hidden.contiguous(), weights.wkv)
+    store_entries(sums, weights.norm, weights.wk, weights.k_norm, batch, pairs, pages, freqs, eps)
 
 
 def refuses(
     *, arch: str, quantised: bool, hidden: int, head_dim: int, **_facts: object
 ) -> str | None:
     """None if the kernels serve, else why not; facts as `Op.bind` passes them."""
-    if head_dim % 64:
-        return f"head_dim {head_dim} is no multiple of 64"
+    if head_dim % 64 or head_dim & (head_dim - 1):
+        return f"head_dim {head_dim} is no power of two from 64 on"
     return refuses_plain(arch=arch, quantised=quantised, hidden=hidden)

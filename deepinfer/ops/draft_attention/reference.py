@@ -31,22 +31,22 @@ def draft_attention(
     """Every query of a block sees ring positions anchor - window + 1 .. anchor and all block keys.
 
     Args:
-        q: [requests, block, heads, head_dim] rotated queries.
+        q: [requests, queries, heads, head_dim] rotated queries of the first places of a block.
         records: [requests, block, bytes] keys of the block itself; they are not stored.
         ring: [all slots, ring rows, bytes] the stage's draft ring.
         slots: [requests] int64, slot of each request.
         anchors: [requests] int64, position of the last committed token.
         lower: [requests] int64, first position whose ring row exists (decoder start).
         sink: [heads] fp32.
-        by: angles of all block positions, rows in (request, block) order.
+        by: angles of the queries' positions, rows in (request, query) order.
         window: config key `sliding_window`.
         scale: head_dim^-0.5.
         record: format of ring and block records.
 
     Returns:
-        [requests, block, heads, head_dim], rotated back.
+        [requests, queries, heads, head_dim], rotated back.
     """
-    requests, block = q.shape[:2]
+    requests, queries, block = *q.shape[:2], records.shape[1]
     first = torch.maximum(lower, anchors - window + 1).clamp(min=0)
     position = first.unsqueeze(1) + torch.arange(window, device=q.device)
     used = position <= anchors.unsqueeze(1)
@@ -55,9 +55,9 @@ def draft_attention(
     visible = torch.cat((used, used.new_ones(requests, block)), dim=1)
     out = attend(
         q.flatten(0, 1),
-        keys.repeat_interleave(block, 0),
-        visible.repeat_interleave(block, 0),
+        keys.repeat_interleave(queries, 0),
+        visible.repeat_interleave(queries, 0),
         sink,
         scale,
     )
-    return rotate(out, by, inverse=True).unflatten(0, (requests, block))
+    return rotate(out, by, inverse=True).unflatten(0, (requests, queries))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepinfer.ops.products import WIDE, mean_square, sigmoid
 
-_LEAST = 1e-6  # literal of the reference
+LEAST = 1e-6  # literal of the reference
 
 
 class EngramGate(NamedTuple):
@@ -43,6 +43,6 @@ def engram_gate(
     dot = (x.to(WIDE) * weight.to(WIDE) * keys.to(WIDE)).sum(-1).to(torch.float32)
     norm = torch.rsqrt(mean_square(x) + eps) * torch.rsqrt(mean_square(keys) + eps)
     dot = dot * norm.squeeze(-1) * hidden**-0.5
-    gate = sigmoid(torch.copysign(dot.abs().clamp(min=_LEAST).sqrt(), dot))
+    gate = sigmoid(torch.copysign(dot.abs().clamp(min=LEAST).sqrt(), dot))
     gate = gate * live.unsqueeze(1)
     return EngramGate((x + gate.unsqueeze(-1) * value.unsqueeze(1)).to(streams.dtype), gate)

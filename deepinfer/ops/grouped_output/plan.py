@@ -19,7 +19,7 @@ class Tile(NamedTuple):
 
 # Measured on one H200 (docs/kernels.md).
 _NARROW = {16: Tile(128, 16, 8, 5), 64: Tile(128, 64, 8, 3)}
-_WIDE = Tile(128, 128, 8, 3)
+_WIDE = Tile(128, 128, 8, 4)
 
 
 def choose(tokens: int) -> Tile:

@@ -28,6 +28,17 @@ index_select.add(
 index_select.add(
     lazy(
         index_select,
+        "hopper",
+        needs="triton",
+        run="deepinfer.ops.index_select.hopper:index_select",
+        refuses="deepinfer.ops.index_select.hopper:refuses",
+        pack="deepinfer.ops.index_select.triton:pack",
+        order_class="triton",
+    )
+)
+index_select.add(
+    lazy(
+        index_select,
         "triton",
         needs="triton",
         run="deepinfer.ops.index_select.triton:index_select",

@@ -8,6 +8,7 @@ Within candidate blocks only their entries are scored. Knows nothing of latents.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -165,6 +166,37 @@ def index_select(
     Raises:
         ValueError: the record is another format, or the blocks do not fill 128 entries evenly.
     """
+    return selected(
+        scores, _best, queries, batch, pages, blocks,
+        topk=topk, rule=rule, publish=publish, record=record,
+    )  # fmt: skip
+
+
+def _best(
+    found: Tensor, count: int, _rows: slice, _unit: int, width: int, blocks: Tensor | None
+) -> Tensor:
+    return best(found, count, blocks, width)
+
+
+def selected(
+    score: Callable[..., Scores],
+    choose: Callable[[Tensor, int, slice, int, int, Tensor | None], Tensor],
+    queries: IndexQueries,
+    batch: Batch,
+    pages: PageViews,
+    blocks: Tensor | None,
+    *,
+    topk: int,
+    rule: CandidateRule | None,
+    publish: bool,
+    record: Record,
+) -> Selection:
+    """`index_select` with other kernels: `score`, called as `scores` is, and `choose`.
+
+    `choose` takes scores, how many ids, which tokens, and how columns are meant: `unit` entries are
+    a block and a block is `width` columns, in order or (not None) in that of the blocks, whose
+    entries the ids then name.
+    """
     if record.format != "fp4_ue8m0_32":
         raise ValueError(f"index_select: reads FP4 records, not {record.format}")
     if rule is not None and _ENTRIES % rule.size:
@@ -177,14 +209,16 @@ def index_select(
     for low in range(0, tokens, step):
         rows = slice(low, min(low + step, tokens))
         within = None if blocks is None else blocks[rows]
-        scored = scores(
+        scored = score(
             queries, batch, pages, rows, record, within=within, rule=rule, publish=publish
         )
         published = None
         if scored.blocks is not None:
             assert rule is not None, "a candidate source has a rule"
-            published = best(scored.blocks, rule.limit)
-        parts.append(Selection(best(scored.entries, topk, within, size), published))
+            published = choose(scored.blocks, rule.limit, rows, size, 1, None)
+        unit = 1 if within is None else size
+        ids = choose(scored.entries, topk, rows, unit, unit, within)
+        parts.append(Selection(ids, published))
     if len(parts) == 1:
         return parts[0]
     ids = torch.cat([part.ids for part in parts])

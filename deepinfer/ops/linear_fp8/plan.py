@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SPLIT_TOKENS = 64  # up to here each segment of K is a program of its own
+SPLIT_TOKENS = 512  # up to here each segment of K is a program of its own
 _PROGRAMS = 300  # somewhat more than two for each multiprocessor of an H200
 _LEAST_STEPS = 4  # steps of 128 columns a segment
 
@@ -18,8 +18,9 @@ class Tile(NamedTuple):
 
     `rows` of the weight, `tokens`, warps, buffers in flight, and a bound on the registers of a
     thread, so that one more program fits on a multiprocessor (None: the compiler's choice).
-    `input_left`: the tokens, always 64 of them, are the left operand of the product. A thread then
-    shares a scale among 32 sums instead of two, which pays for many tokens.
+    `input_left`: the tokens, 64 of them or twice 64, are the left operand of the product. A thread
+    then shares a scale among 8 sums for each of its tokens instead of two. With 128 tokens a
+    program adds all segments, with fewer it makes one.
     """
 
     rows: int
@@ -33,11 +34,11 @@ class Tile(NamedTuple):
 # Measured on one H200 (docs/kernels.md).
 _NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5)}
 _WHOLE, _SPLIT = Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)
-_WIDE = Tile(128, 64, 8, 4)
+_WIDE = Tile(128, 128, 4, 4, 168, True)  # more buffers leave no room for sums of segments
 
 
 def choose(tokens: int, count: int) -> Tile:
-    """The narrowest tile that holds all tokens, else the one for many.
+    """The narrowest tile that holds all tokens, else one for many.
 
     Args:
         tokens: of the input.

@@ -2,8 +2,9 @@
 
 Each group of 32 columns is one wgmma; its sum times both scales is added in fp32, so that scales
 never round. (The unit itself sums the 32 exact products with about 14 bits.) K is cut into segments
-that depend on the weight alone. With few tokens each segment is a program and a second launch adds
-them; with many one program adds them itself: the same order, the same bits. Launches overlap
+that depend on the weight alone. Each segment is a program and a second launch adds them; with many
+tokens one program adds them itself: the same order, the same bits. Up to 32 tokens the weight is
+the left operand (here), beyond the tokens are (triton_left.py, triton_wide.py). Launches overlap
 (programmatic dependent launch): the next one reads its weight while this one ends. Knows nothing
 of what it projects. Meaning: reference.py.
 """
@@ -26,8 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.formats import Fp8Weight, Quantised
-from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, Tile, choose, segments
+from deepinfer.ops.linear_fp8.plan import Tile, choose, segments
 from deepinfer.ops.linear_fp8.triton_left import input_left, start_group
+from deepinfer.ops.linear_fp8.triton_wide import wide
 from deepinfer.ops.triton_rows import sum_quantise
 
 _ADD_COLUMNS = 512
@@ -50,7 +52,7 @@ def pack(weight: Fp8Weight | Tensor) -> PackedLinear:
     """Cut a weight into tiles of 64 rows and 128 columns; no code changes.
 
     Args:
-        weight: codes [out, K], both multiples of 128, K at least 256. (The wide tile has 128 rows:
+        weight: codes [out, K], both multiples of 128, K at least 256. (Some tiles have 128 rows:
             64 rows of a weight would be left unwritten.)
 
     Raises:
@@ -94,9 +96,9 @@ def _scaled(total, product, scales, group: gl.constexpr):
 def _linear(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, part_ptr, out_ptr, tokens,
     K: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr, TOKENS: gl.constexpr,
-    STAGES: gl.constexpr, SEGMENTS: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, SEGMENTS: gl.constexpr,
 ):  # fmt: skip
-    """One tile of out = x W^T, or with SPLIT one segment of it."""
+    """One tile of out = x W^T: bf16, or of several segments one, fp32."""
     warps: gl.constexpr = gl.num_warps()
     all_steps: gl.constexpr = K // 128
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 32])
@@ -110,7 +112,7 @@ def _linear(
     block, tile = gl.program_id(0), gl.program_id(1)
     number = gl.program_id(2)
     start = number * all_steps // SEGMENTS  # not a constant: Triton 3.6 fails on short known loops
-    steps = ((number + 1) * all_steps // SEGMENTS if SPLIT else all_steps) - start
+    steps = (number + 1) * all_steps // SEGMENTS - start
 
     column = gl.arange(0, 128, gl.SliceLayout(0, copy))
     r = gl.arange(0, ROWS, gl.SliceLayout(1, copy))
@@ -140,7 +142,6 @@ def _linear(
             _fetch_input(xs, scales, x_ptr, s_ptr, x_used, s_used, s, s)
         else:
             async_copy.commit_group()
-    total = part
     for step in range(steps):
         async_copy.wait_group(STAGES - 2)
         w_scale, slot = following, step % STAGES
@@ -168,13 +169,6 @@ def _linear(
         part = _scaled(part, third, both, 2)
         fourth = warpgroup_mma_wait(0, [fourth])
         part = _scaled(part, fourth, both, 3)
-        if not SPLIT and SEGMENTS > 1:  # noqa: SIM102 - the outer test is a constant
-            if step + 1 == (number + 1) * all_steps // SEGMENTS:
-                number += 1
-                total += part
-                part = none.reshape([ROWS // 16, 2, 8, TOKENS])
-    if not SPLIT and SEGMENTS > 1:
-        part = total
 
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, warps], [0, 1])
     out_row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
@@ -182,7 +176,7 @@ def _linear(
     at = (token.to(gl.int64) * OUT)[None, :] + out_row[:, None]
     inside = (token < tokens)[None, :]
     value = gl.convert_layout(part.reshape([ROWS, TOKENS]), layout)
-    if SPLIT and SEGMENTS > 1:
+    if SEGMENTS > 1:
         segment_part = part_ptr + number * (tokens.to(gl.int64) * OUT)
         gl.store(segment_part + at, value, inside)
     else:
@@ -208,27 +202,27 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
     out, device = weight.scale.shape[0] * 32, x.codes.device
     if tokens * columns >= 2**31:
         raise ValueError(f"linear_fp8: {tokens} tokens in one call; split the step")
-    split = tokens <= min(SPLIT_TOKENS, tile.tokens)
-    sums = count if split and count > 1 else 0
+    wide_tile = tile.input_left and tile.tokens == 128
+    sums = count if count > 1 and not wide_tile else 0
     parts = torch.empty((sums, tokens, out), dtype=torch.float32, device=device)
     y = torch.empty((0 if sums else tokens, out), dtype=torch.bfloat16, device=device)
     if not tokens:
         return y
     if tile.input_left:
-        input_left(x, weight.codes, weight.scale, parts if sums else y, tile, count)
+        run = wide if wide_tile else input_left
+        run(x, weight.codes, weight.scale, parts if sums else y, tile, count)
         return parts if sums else y
-    grid = (out // tile.rows, triton.cdiv(tokens, tile.tokens), count if split else 1)
-    _linear[grid](
+    _linear[(out // tile.rows, triton.cdiv(tokens, tile.tokens), count)](
         x.codes.view(torch.float8_e4m3fn), x.scale.view(torch.int32),
         weight.codes.view(torch.float8_e4m3fn), weight.scale, parts, y, tokens,
-        columns, out, tile.rows, tile.tokens, tile.stages, count, split,
+        columns, out, tile.rows, tile.tokens, tile.stages, count,
         num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=True,
     )  # fmt: skip
     return parts if sums else y
 
 
 def unsummed(x: Quantised, weight: PackedLinear) -> Tensor:
-    """The product, or with few tokens the sums of each segment of K.
+    """The product, or with up to some hundred tokens the sums of each segment of K.
 
     Args:
         x: [tokens, K] as a contiguous FP8 pair.

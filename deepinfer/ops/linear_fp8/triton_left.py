@@ -1,4 +1,4 @@
-"""FP8 linear layer on Hopper with the tokens as the left operand: at most 64, padded to 64.
+"""FP8 linear layer on Hopper with 64 tokens as the left operand, padded to 64.
 
 The products, their scaling and the order of sums are those of triton.py, hence the bits; only who
 holds which sum differs. A thread has two tokens and many rows of the weight, whose scale belongs to
@@ -29,7 +29,7 @@ def start_group(left, right, none, group: gl.constexpr):
 
 
 @gluon.jit
-def _scaled(total, product, scales, group: gl.constexpr):
+def scaled(total, product, scales, group: gl.constexpr):
     """total + product * scale, where a word of `scales` holds the exponents of four groups."""
     bits = scales >> 1 if group == 3 else scales << (23 - 8 * group)
     size = (bits & 0x7F800000).to(gl.float32, bitcast=True)
@@ -42,7 +42,7 @@ def _left(
     K: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
     SEGMENTS: gl.constexpr,
 ):  # fmt: skip
-    """ROWS columns of out = x W^T: bf16, or of several segments one, fp32."""
+    """64 rows and ROWS columns of out = x W^T: bf16, or of several segments one, fp32."""
     warps: gl.constexpr = gl.num_warps()
     all_steps: gl.constexpr = K // 128
     wide: gl.constexpr = warps // 4
@@ -51,7 +51,7 @@ def _left(
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     ws = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, ROWS, 128], swizzled)
     xs = gl.allocate_shared_memory(gl.float8e4nv, [STAGES, 64, 128], swizzled)
-    block, number = gl.program_id(0), gl.program_id(1)
+    tile, block, number = gl.program_id(0), gl.program_id(1), gl.program_id(2)
     start = number * all_steps // SEGMENTS
     steps = (number + 1) * all_steps // SEGMENTS - start
 
@@ -59,14 +59,14 @@ def _left(
     r = gl.arange(0, ROWS, gl.SliceLayout(1, copy))
     w_ptr += block.to(gl.int64) * (ROWS * K) + start * 8192
     w_ptr = w_ptr + ((r // 64 * (64 * K) + r % 64 * 128)[:, None] + column[None, :])
-    n = gl.arange(0, 64, gl.SliceLayout(1, copy))
+    n = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, copy))
     x_ptr = x_ptr + ((n * K + start * 128)[:, None] + column[None, :])
     x_used = (n < tokens)[:, None]
     # Sums as [tokens, blocks of 32 rows, 32 rows]: one scale a token and block.
     none = gl.zeros([64, ROWS], gl.float32, mma)
     part = none.reshape([64, ROWS // 32, 32])
     thin: gl.constexpr = gl.SliceLayout(2, part.type.layout)
-    m = gl.arange(0, 64, gl.SliceLayout(1, thin))
+    m = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, thin))
     s_used = m < tokens
     s_ptr = x_scale_ptr + (m * all_steps + start)
     b = block * (ROWS // 32) + gl.arange(0, ROWS // 32, gl.SliceLayout(0, thin))
@@ -102,26 +102,28 @@ def _left(
         first = start_group(x, w, none, 0)
         second = start_group(x, w, none, 1)
         first = warpgroup_mma_wait(1, [first])
-        part = _scaled(part, first, both, 0)
+        part = scaled(part, first, both, 0)
         third = start_group(x, w, none, 2)
         second = warpgroup_mma_wait(1, [second])
-        part = _scaled(part, second, both, 1)
+        part = scaled(part, second, both, 1)
         fourth = start_group(x, w, none, 3)
         third = warpgroup_mma_wait(1, [third])
-        part = _scaled(part, third, both, 2)
+        part = scaled(part, third, both, 2)
         fourth = warpgroup_mma_wait(0, [fourth])
-        part = _scaled(part, fourth, both, 3)
+        part = scaled(part, fourth, both, 3)
 
     width: gl.constexpr = 4 if SEGMENTS > 1 else 8
     across: gl.constexpr = min(ROWS // width, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, width], [32 // across, across], [warps, 1], [1, 0])
     token = gl.arange(0, 64, gl.SliceLayout(1, layout))
     row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, layout))
-    at = out_ptr + number * (tokens.to(gl.int64) * OUT) + ((token * OUT)[:, None] + row[None, :])
+    out_ptr += (number * tokens.to(gl.int64) + tile * 64) * OUT
     value = part.reshape([64, ROWS])
     if SEGMENTS == 1:
         value = value.to(gl.bfloat16)
-    gl.store(at, gl.convert_layout(value, layout), (token < tokens)[:, None])
+    value = gl.convert_layout(value, layout)
+    used = (tile * 64 + token < tokens)[:, None]
+    gl.store(out_ptr + ((token * OUT)[:, None] + row[None, :]), value, used)
 
 
 def input_left(
@@ -130,17 +132,16 @@ def input_left(
     """Fill `out` with the product, or with the sums of each segment of K.
 
     Args:
-        x: [tokens, K] with at most 64 tokens.
+        x: [tokens, K].
         codes: codes of a packed weight.
         scale: its scales.
         out: bf16 [tokens, out], or fp32 [count, tokens, out].
-        tile: 64, 128 or 256 rows.
+        tile: 64, 128 or 256 rows, 64 tokens.
         count: segments of K.
     """
     tokens, columns = x.codes.shape
     rows = scale.shape[0] * 32
-    assert tokens <= 64 == tile.tokens, "the tile holds all tokens"
-    _left[(rows // tile.rows, count)](
+    _left[(-(-tokens // 64), rows // tile.rows, count)](
         x.codes.view(torch.float8_e4m3fn), x.scale.view(torch.int32),
         codes.view(torch.float8_e4m3fn), scale, out, tokens,
         columns, rows, tile.rows, tile.stages, count,

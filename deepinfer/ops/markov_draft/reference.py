@@ -26,10 +26,13 @@ class MarkovWeights(NamedTuple):
 Choose = Callable[[Tensor, int], Tensor]
 """From logits [requests, vocab] and the place in the block to tokens [requests]."""
 
+Draw = Callable[[Tensor], Choose]
+"""From base logits [requests, block, vocab] to what chooses drafts one after another."""
+
 
 class Drafts(NamedTuple):
     """tokens [requests, block] int64; confidence [requests, block] fp32 raw logits; logits
-    [requests, block, vocab] fp32 with the bias."""
+    [requests, block, vocab] fp32 with the bias, empty if they are not kept."""
 
     tokens: Tensor
     confidence: Tensor
@@ -41,17 +44,18 @@ def markov_draft(
     hidden: Tensor,
     newest: Tensor,
     weights: MarkovWeights,
-    drawing: Callable[[Tensor], Choose] | None = None,
+    drawing: Draw | None = None,
+    keep: bool = True,
 ) -> Drafts:
-    """Drafts of a block, each after the one before it.
+    """Drafts of a block, or of its first places, each after the one before it.
 
     Args:
         base: [requests, block, vocab] fp32, target head on the normalised last-stage hidden.
         hidden: [requests, block, d] the last-stage hidden *before* the norm.
         newest: [requests] int64, the newest sampled token.
         weights: Markov and confidence heads.
-        drawing: from `base` to what chooses drafts one after another; None takes the likeliest
-            id, the lowest of equal ones.
+        drawing: draws drafts; None takes the likeliest id, the lowest of equal ones.
+        keep: return the logits.
     """
     choose = None if drawing is None else drawing(base)
     previous = newest
@@ -65,4 +69,5 @@ def markov_draft(
         logits.append(base[:, i] + matmul(embedded, weights.head))
         previous = logits[-1].argmax(-1) if choose is None else choose(logits[-1], i)
         tokens.append(previous)
-    return Drafts(torch.stack(tokens, 1), torch.stack(confidence, 1), torch.stack(logits, 1))
+    kept = torch.stack(logits, 1) if keep else base.new_empty(0)
+    return Drafts(torch.stack(tokens, 1), torch.stack(confidence, 1), kept)

@@ -2,8 +2,19 @@
 
 from deepinfer.ops.mhc_update.reference import Pending
 from deepinfer.ops.mhc_update.reference import mhc_update as _reference
-from deepinfer.ops.registry import Op
+from deepinfer.ops.registry import REFERENCE, Op, lazy
 
 mhc_update = Op(_reference)
+mhc_update.add(
+    lazy(
+        mhc_update,
+        "triton",
+        needs="triton",
+        run="deepinfer.ops.mhc_update.triton:mhc_update",
+        refuses="deepinfer.ops.mhc_update.triton:refuses",
+        pack="deepinfer.ops.mhc_update.triton:pack",
+        order_class=REFERENCE,
+    )
+)
 
 __all__ = ["Pending", "mhc_update"]

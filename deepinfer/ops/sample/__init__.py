@@ -1,7 +1,7 @@
 """Choosing tokens from logits; see reference.py for its meaning."""
 
 from deepinfer.ops.registry import REFERENCE, Op, lazy
-from deepinfer.ops.sample.draft import Candidates, Drawn, candidates, draw_drafts
+from deepinfer.ops.sample.draft import Candidates, Drawing, Drawn, candidates, draw_drafts
 from deepinfer.ops.sample.logprobs import RowLogprobs, raw_logprobs, top_logprobs
 from deepinfer.ops.sample.reference import Sampled
 from deepinfer.ops.sample.reference import sample as _reference
@@ -22,6 +22,7 @@ sample.add(
 
 __all__ = [
     "Candidates",
+    "Drawing",
     "Drawn",
     "RowLogprobs",
     "Sampled",

@@ -1,4 +1,4 @@
-"""Draws drafts from a drafter's logits. Knows nothing of the rules of a request."""
+"""Draws drafts from a drafter's logits. Knows nothing of the rules of a request, nor of stages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deepinfer.ops.markov_draft.reference import Choose
 from deepinfer.ops.noise import Purpose, gumbel_noise_at
 from deepinfer.ops.sample.law import certain, scale
 from deepinfer.ops.sample.state import SamplerState
@@ -78,3 +79,46 @@ def draw_drafts(
         return Drawn(tokens, None)
     law = torch.full_like(logits, -math.inf).scatter_(1, among.ids, scaled)
     return Drawn(tokens, torch.where(greedy.unsqueeze(1), certain(likeliest, law), law))
+
+
+class Drawing(NamedTuple):
+    """Draws the drafts of a block; keeps their laws where somebody wants them.
+
+    Attributes:
+        state: sampling values of all rows.
+        rows: [groups] int64.
+        length: [groups] int64, tokens known: the position of the first draft.
+        purpose: of the noise.
+        laws: [rows, cap, vocab] fp32 that takes the laws, or None.
+    """
+
+    state: SamplerState
+    rows: Tensor
+    length: Tensor
+    purpose: Purpose
+    laws: Tensor | None
+
+    def __call__(self, base: Tensor) -> Choose:
+        """What chooses drafts [groups] int64 place by place; see `markov_draft`.
+
+        Args:
+            base: [groups, block, vocab] fp32.
+        """
+        groups, block = base.shape[:2]
+        among: list[Candidates | None] = [None] * block
+        if self.state.uses.noise:
+            place = torch.arange(block, device=base.device)
+            positions = (self.length.unsqueeze(1) + place).flatten()
+            rows = self.rows.unsqueeze(1).expand(-1, block).flatten()
+            found = candidates(base.flatten(0, 1), self.state, rows, positions, self.purpose)
+            parts = [part.unflatten(0, (groups, block)).unbind(1) for part in found]
+            among = [Candidates(*part) for part in zip(*parts, strict=True)]
+
+        def choose(logits: Tensor, place: int) -> Tensor:
+            keep = self.laws is not None and place < self.laws.shape[1]
+            drawn = draw_drafts(logits, self.state, self.rows, among[place], keep)
+            if self.laws is not None and drawn.law is not None:
+                self.laws[self.rows, place] = drawn.law
+            return drawn.tokens
+
+        return choose

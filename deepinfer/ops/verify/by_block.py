@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deepinfer.ops.noise import NoiseKey
 from deepinfer.ops.sample.elementary import probabilities
-from deepinfer.ops.verify.by_ratio import later, residual_draw, uniform
+from deepinfer.ops.verify.by_ratio import later, law_at, residual_draw, uniform
 from deepinfer.ops.verify.reference import Verified, keep_prefix
 
 _UNIT = math.ldexp(1.0, 44)  # masses are summed as integers, whose order does not matter
@@ -86,11 +86,10 @@ def block(
     place = torch.arange(1, cap + 1, device=drafts.device)
     accepted = (kept * place).amax(1)
     right = place <= accepted.unsqueeze(1)
-    redrawn = [
-        residual_draw(judged.weight[:, i : i + 1] * p[:, i], q[:, i], p[:, i], later(key, i))
-        for i in range(cap)
-    ]
+    at = accepted.clamp(max=cap - 1)
+    more = judged.weight.gather(1, at.unsqueeze(1)) * law_at(p, at)
+    instead = residual_draw(more, law_at(q, at), law_at(p, at), later(key, at)).unsqueeze(1)
     rejected = there & (place == accepted.unsqueeze(1) + 1)
-    tokens = torch.where(rejected, torch.stack(redrawn, dim=1), chosen[:, :-1])
+    tokens = torch.where(rejected, instead, chosen[:, :-1])
     tokens = torch.where(right, drafts, tokens)
     return keep_prefix(right, torch.cat((tokens, chosen[:, -1:]), dim=1), flags)

@@ -75,18 +75,32 @@ def ratio(
     """
     there = drafts >= 0
     cap = drafts.shape[1]
+    if not cap:
+        return keep_prefix(there, chosen, flags)
     p = probabilities(law[:, :cap])
     q = probabilities(torch.where(there.unsqueeze(-1), draft_law, 0.0))
     index = drafts.clamp(min=0).unsqueeze(-1)
-    u = torch.stack([uniform(later(key, i)) for i in range(cap)], dim=1) if cap else p[..., 0]
+    u = torch.stack([uniform(later(key, i)) for i in range(cap)], dim=1)
     passed = u * q.gather(2, index).squeeze(-1) < p.gather(2, index).squeeze(-1)
     right = there & (chosen[:, :-1] >= 0) & passed
-    redrawn = [residual_draw(p[:, i], q[:, i], p[:, i], later(key, i)) for i in range(cap)]
     rejected = there & (chosen[:, :-1] >= 0) & ~passed
-    instead = torch.stack(redrawn, dim=1) if cap else drafts
-    # Accepted columns hold their draft, the rejected one its replacement, others `sample`'s token.
+    # Accepted columns hold their draft, the first rejected one its replacement, behind which
+    # nothing is kept, others `sample`'s token.
+    at = first_wrong(right)
+    p_there, q_there = law_at(p, at), law_at(q, at)
+    instead = residual_draw(p_there, q_there, p_there, later(key, at)).unsqueeze(1)
     result = torch.where(right, drafts, torch.where(rejected, instead, chosen[:, :-1]))
     return keep_prefix(right, torch.cat((result, chosen[:, -1:]), dim=1), flags)
+
+
+def first_wrong(right: Tensor) -> Tensor:
+    """[n] int64, the first column of `right` [n, cap] bool that is not; the last one if all are."""
+    return right.to(torch.int64).cumprod(1).sum(1).clamp(max=right.shape[1] - 1)
+
+
+def law_at(laws: Tensor, column: Tensor) -> Tensor:
+    """[n, vocab], one column [n] of laws [n, cap, vocab]."""
+    return laws[torch.arange(len(laws), device=laws.device), column]
 
 
 def residual(p: Tensor, q: Tensor, otherwise: Tensor) -> Tensor:
@@ -112,6 +126,6 @@ def uniform(key: NoiseKey) -> Tensor:
     )
 
 
-def later(key: NoiseKey, columns: int) -> NoiseKey:
+def later(key: NoiseKey, columns: int | Tensor) -> NoiseKey:
     """The key so many columns later."""
     return key._replace(position=key.position + columns)

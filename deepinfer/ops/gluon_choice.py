@@ -1,0 +1,227 @@
+"""Device functions that choose the best of numbers: ids ascending, ties to the lowest.
+
+Numbers lie as [warps, n], a thread's being neighbours. The last key that is taken is found by
+quartering a range of keys; everything is counted in integers, so that a choice depends on nothing
+but the numbers. Knows nothing of how rows are read.
+"""
+# Triton is optional and untyped: a checker may not find it.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+_NONE = gl.constexpr(-0x80000000)  # key of what cannot be chosen
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def sum_of(values):
+    """Sum of [warps, n]."""
+    return gl.sum(gl.sum(values, 1), 0)
+
+
+@gluon.jit
+def key_of(score):
+    """fp32 -> int32 in the same order; both zeros are one."""
+    bits = (score + 0.0).to(gl.int32, bitcast=True)
+    return gl.where(score > float("-inf"), bits ^ ((bits >> 31) & 0x7FFFFFFF), _NONE)
+
+
+@gluon.jit
+def _reach(key, first, second, third):
+    """How many keys reach each of three bounds: fields of 20 bits. At most 1023 a warp may."""
+    each = (key >= first).to(gl.int32) + ((key >= second).to(gl.int32) << 10)
+    part = gl.sum(each + ((key >= third).to(gl.int32) << 20), 1)
+    low, middle, high = part & 1023, (part >> 10) & 1023, part >> 20
+    return gl.sum(low.to(gl.int64) + (middle.to(gl.int64) << 20) + (high.to(gl.int64) << 40), 0)
+
+
+@gluon.jit
+def _bounds(low, high):
+    """Three keys that quarter the range above `low`, the last at most `high`."""
+    quarter = ((high - low).to(gl.uint32, bitcast=True) >> 2).to(gl.int32, bitcast=True)
+    return low + quarter + 1, low + 2 * quarter + 1, low + 3 * quarter + 1
+
+
+@gluon.jit
+def _narrowed(low, high, reach, first, second, third, count, slack):
+    """The quarter in which the `count`-th key lies; its lower end if that is near enough."""
+    one, two = (reach & 0xFFFFF).to(gl.int32), ((reach >> 20) & 0xFFFFF).to(gl.int32)
+    three = (reach >> 40).to(gl.int32)
+    low = gl.where(one >= count, first, low)
+    high = gl.where(one >= count, high, first - 1)
+    found = gl.where(one >= count, one, count + slack + 1)
+    high = gl.where((one >= count) & (two < count), second - 1, high)
+    low, found = gl.where(two >= count, second, low), gl.where(two >= count, two, found)
+    high = gl.where((two >= count) & (three < count), third - 1, high)
+    low, found = gl.where(three >= count, third, low), gl.where(three >= count, three, found)
+    return low, gl.where(found <= count + slack, low, high)
+
+
+@gluon.jit
+def cut(key, count, slack):
+    """A key that `count` to `count + slack` of [warps, n] reach, more if equal ones demand it.
+
+    The least of all if there are no more than `count`.
+    """
+    valid = key > _NONE
+    low = gl.min(gl.min(gl.where(valid, key, 0x7FFFFFFF), 1), 0)
+    high = gl.max(gl.max(key, 1), 0)
+    if sum_of(valid.to(gl.int32)) <= count:
+        low = gl.minimum(low, high)
+        high = low
+    while low < high:
+        first, second, third = _bounds(low, high)
+        reach = _reach(key, first, second, third)
+        low, high = _narrowed(low, high, reach, first, second, third, count, slack)
+    return low
+
+
+@gluon.jit
+def _before(values):
+    """Sums of all values before each one of [warps, n], a thread's values being neighbours."""
+    inner = gl.associative_scan(values, 1, _add) - values
+    warp = gl.sum(values, 1)
+    line: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    each = gl.convert_layout(warp, line)
+    outer = gl.convert_layout(gl.associative_scan(each, 0, _add) - each, warp.type.layout)
+    return inner + outer[:, None]
+
+
+@gluon.jit
+def piece(start, N: gl.constexpr):
+    """Numbers of N columns from `start` on as [warps, n], a thread's being neighbours."""
+    warps: gl.constexpr = gl.num_warps()
+    each: gl.constexpr = N // (warps * 32)
+    layout: gl.constexpr = gl.BlockedLayout([1, each], [1, 32], [warps, 1], [1, 0])
+    column = start + (gl.arange(0, warps, gl.SliceLayout(1, layout)) * (N // warps))[:, None]
+    return column + gl.arange(0, N // warps, gl.SliceLayout(0, layout))[None, :]
+
+
+@gluon.jit
+def _write(
+    score, column, last, left, taken, equals, block_ptr, id_ptr, value_ptr,
+    LIMIT: gl.constexpr, SIZE: gl.constexpr, VALUES: gl.constexpr,
+):  # fmt: skip
+    """Write the ids of columns above `last` and of its first `left` equals, in their order.
+
+    `taken` ids and `equals` equals came before; returns both for what follows.
+    """
+    key = key_of(score)
+    over, equal = key > last, key == last
+    both = over.to(gl.int32) + (equal.to(gl.int32) << 16)
+    before, total = _before(both), sum_of(both)
+    same = equals + (before >> 16)
+    take = over | (equal & (same < left))
+    place = taken + (before & 0xFFFF) + gl.minimum(same, left) - gl.minimum(equals, left)
+    ids = column.to(gl.int64)
+    if LIMIT > 0:
+        ids = gl.load(block_ptr + column // SIZE, take, 0) * SIZE + column % SIZE
+    gl.store(id_ptr + place, ids, take)
+    if VALUES:
+        gl.store(value_ptr + place, score, take)
+    now = equals + (total >> 16)
+    return taken + (total & 0xFFFF) + gl.minimum(now, left) - gl.minimum(equals, left), now
+
+
+@gluon.jit
+def _rest(
+    taken, id_ptr, value_ptr, COUNT: gl.constexpr, PADDED: gl.constexpr, VALUES: gl.constexpr
+):
+    """Fill what is left of the COUNT places."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    place = gl.arange(0, PADDED, layout)
+    rest = (place >= taken) & (place < COUNT)
+    gl.store(id_ptr + place, gl.full([PADDED], -1, gl.int64, layout), rest)
+    if VALUES:
+        nothing = gl.full([PADDED], float("-inf"), gl.float32, layout)
+        gl.store(value_ptr + place, nothing, rest)
+
+
+@gluon.jit
+def finish(
+    score, column, block_ptr, id_ptr, value_ptr,
+    COUNT: gl.constexpr, PADDED: gl.constexpr, LIMIT: gl.constexpr, SIZE: gl.constexpr,
+    VALUES: gl.constexpr,
+):  # fmt: skip
+    """Choose from candidates [warps, n]."""
+    key = key_of(score)
+    last = gl.maximum(cut(key, COUNT, 0), _NONE + 1)
+    left = COUNT - sum_of((key > last).to(gl.int32))
+    taken, equals = _write(
+        score, column, last, left, 0, 0, block_ptr, id_ptr, value_ptr, LIMIT, SIZE, VALUES
+    )
+    _rest(taken, id_ptr, value_ptr, COUNT, PADDED, VALUES)
+
+
+@gluon.jit
+def choose_any(
+    score_ptr, block_ptr, id_ptr, value_ptr, first, end,
+    COUNT: gl.constexpr, PADDED: gl.constexpr, LIMIT: gl.constexpr, SIZE: gl.constexpr,
+    VALUES: gl.constexpr,
+):  # fmt: skip
+    """Choose from columns `first` to `end`, whatever they are: each count reads them all."""
+    N: gl.constexpr = 256 * gl.num_warps()
+    low, high, finite = 0x7FFFFFFF, -0x80000000, 0
+    for start in range(first, end, N):
+        column = piece(start, N)
+        key = key_of(gl.load(score_ptr + column, column < end, float("-inf")).to(gl.float32))
+        least = gl.min(gl.min(gl.where(key > _NONE, key, 0x7FFFFFFF), 1), 0)
+        low, high = gl.minimum(low, least), gl.maximum(high, gl.max(gl.max(key, 1), 0))
+        finite += sum_of((key > _NONE).to(gl.int32))
+    if finite <= COUNT:
+        low = gl.minimum(low, high)
+        high = low
+    while low < high:
+        one, two, three = _bounds(low, high)
+        reach = gl.to_tensor(0).to(gl.int64)
+        for start in range(first, end, N):
+            column = piece(start, N)
+            score = gl.load(score_ptr + column, column < end, float("-inf")).to(gl.float32)
+            reach += _reach(key_of(score), one, two, three)
+        low, high = _narrowed(low, high, reach, one, two, three, COUNT, 0)
+    last = gl.maximum(low, _NONE + 1)
+    over = 0
+    for start in range(first, end, N):
+        column = piece(start, N)
+        score = gl.load(score_ptr + column, column < end, float("-inf")).to(gl.float32)
+        over += sum_of((key_of(score) > last).to(gl.int32))
+    taken, equals = 0, 0
+    for start in range(first, end, N):
+        column = piece(start, N)
+        score = gl.load(score_ptr + column, column < end, float("-inf")).to(gl.float32)
+        taken, equals = _write(
+            score, column, last, COUNT - over, taken, equals, block_ptr, id_ptr, value_ptr,
+            LIMIT, SIZE, VALUES,
+        )  # fmt: skip
+    _rest(taken, id_ptr, value_ptr, COUNT, PADDED, VALUES)
+
+
+@gluon.jit
+def _ones(word):
+    """Set bits of each word."""
+    return gl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [word], gl.int32, True, 1)
+
+
+@gluon.jit
+def listed(words, index, list_ptr, ROOM: gl.constexpr):
+    """Write the numbers of set bits, in order, and return how many there are.
+
+    Words [warps, n] with their numbers, a thread's being neighbours; the list has ROOM places.
+    """
+    count = _ones(words)
+    place, total = _before(count), sum_of(count)
+    left = gl.max(gl.max(count, 1), 0)
+    while left > 0:
+        bit = _ones((words & -words) - 1)
+        gl.store(list_ptr + place, index * 32 + bit, (words != 0) & (place < ROOM))
+        words = words & (words - 1)
+        place += 1
+        left -= 1
+    return total

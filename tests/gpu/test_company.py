@@ -1,0 +1,34 @@
+"""The trained embedded model on the device: one digest alone and among 63, with all that varies."""
+
+import pytest
+
+from deepinfer.engine.invariance import Grid, check_invariance
+from deepinfer.engine.options import EngineOptions
+from deepinfer.nano.build import nano_directory
+
+pytestmark = pytest.mark.gpu
+
+
+def test_one_digest_alone_and_among_63_with_graphs_drafts_chunks_and_hits(gpu, tmp_path_factory):
+    nano = nano_directory(tmp_path_factory.mktemp("nano"))
+    grids = {
+        False: [
+            Grid((4, 64), (0,), (1,), (3,), repeat=True, prompt_tokens=150, max_tokens=10),
+            Grid((64,), (90,), (1,), (0,), prompt_tokens=150, max_tokens=10),
+        ],
+        True: [
+            Grid((64,), (0,), (1,), ("adaptive",), prompt_tokens=150, max_tokens=10),
+            Grid((4,), (7,), (1,), (0,), preempt=True, prompt_tokens=150, max_tokens=10),
+        ],
+    }
+    runs = [
+        run
+        for eager, several in grids.items()
+        for grid in several
+        for run in check_invariance(
+            nano, EngineOptions(device="cuda", enforce_eager=eager), grid
+        ).runs
+    ]
+    assert len(runs) == 4 + 1 + 1 + 2
+    assert len({run.digest for run in runs}) == 1, runs
+    assert any(run.preemptions for run in runs)
