@@ -1,4 +1,4 @@
-"""Suites of attention, the indexer's choice and sampling, at decoding and prefill sizes.
+"""Suites of attention and sampling, at decoding and prefill sizes.
 
 Decoding: requests of one token each behind 8,191 others; prefill: one slice of a request. Knows
 nothing of marks.
@@ -15,15 +15,12 @@ from torch import Tensor
 from deepinfer.bench.measure import Ceilings, Record, graph_us
 from deepinfer.bench.slices import slice_arch
 from deepinfer.ops.batch import Batch
-from deepinfer.ops.cases import Case, Maker
-from deepinfer.ops.index_select import cases as index_cases
-from deepinfer.ops.index_select import triton as index_select
+from deepinfer.ops.cases import Maker
 from deepinfer.ops.sample import SamplerTable, sample
 from deepinfer.ops.sample import triton as sampling
 from deepinfer.ops.sample.cases import admitted
 from deepinfer.ops.sparse_attention import cases as attention_cases
 from deepinfer.ops.sparse_attention import triton as attention
-from deepinfer.ops.triton_best import best
 from deepinfer.step import RowSampling
 
 CONTEXT, HEADS, WIDTH, SLOTS = 8192, 64, 512, 640
@@ -59,7 +56,7 @@ def _floor(nbytes: float, flop: float, top: Ceilings) -> tuple[float, str]:
 
 
 def bench_attention(device: torch.device, top: Ceilings, sweep: bool) -> Records:
-    """Sparse attention and index scores; `sweep` also times other tiles."""
+    """Sparse attention; `sweep` also times other tiles."""
     make = Maker(slice_arch("ep64"), device=device)
     pool = torch.randn(65536, WIDTH, device=device).to(torch.bfloat16)
     keys = 128 * make.records.window.bytes + 512 * make.records.latent.bytes
@@ -79,8 +76,6 @@ def bench_attention(device: torch.device, top: Ceilings, sweep: bool) -> Records
             tiles = attention.Tiles(*trial)
             ours, spread = graph_us([partial(attention.tiled, **given, tiles=tiles)])
             yield Record(name, str(trial), ours, *floor, spread, note=str(trial)), True
-        if tokens <= 64:
-            yield from _index(make, batch, top)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -90,22 +85,6 @@ def _timed(call: Callable[[], object]) -> float:
 def _attended(q: Tensor, pool: Tensor, chosen: Tensor) -> Tensor:
     keys = pool[chosen]
     return torch.softmax((q @ keys.mT) * WIDTH**-0.5, -1) @ keys
-
-
-def _index(make: Maker, batch: Batch, top: Ceilings) -> Records:
-    given: Case = index_cases.case(make, batch, ratio=1)
-    tokens, pages, record = len(batch.positions), given["pages"], given["record"]
-    call = partial(index_select.scores, given["queries"], batch, pages, slice(None), record)
-    floor = _floor(tokens * CONTEXT * record.bytes, 0.0, top)
-    ours, spread = graph_us([call])
-    yield Record(f"index scores {CONTEXT} T={tokens}", "", ours, *floor, spread), False
-    values = torch.randn(tokens, CONTEXT, device=batch.positions.device)
-    choose = partial(best, values, 512)
-    floor = _floor(values.nbytes, 0.0, top)
-    peer = _timed(partial(torch.topk, values, 512, sorted=False))
-    ours, spread = graph_us([choose])
-    name = f"top 512 of {CONTEXT} T={tokens}"
-    yield Record(name, "", ours, *floor, spread, peer, "torch.topk"), False
 
 
 def bench_sampling(device: torch.device, top: Ceilings, _sweep: bool) -> Records:

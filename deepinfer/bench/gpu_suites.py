@@ -6,7 +6,6 @@ nothing of marks.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +15,9 @@ from torch import Tensor
 
 from deepinfer.bench import cases
 from deepinfer.bench.gpu_attention import bench_attention, bench_sampling
+from deepinfer.bench.gpu_draft import bench_draft
+from deepinfer.bench.gpu_index import bench_index
+from deepinfer.bench.gpu_linears import bench_linears
 from deepinfer.bench.gpu_others import bench_others
 from deepinfer.bench.measure import Ceilings, Record, eager_us, graph_us
 from deepinfer.ops.experts import ExpertWeights, experts
@@ -25,8 +27,6 @@ from deepinfer.ops.experts.plan import Tile, Tiles
 from deepinfer.ops.experts.plan import choose as choose_tiles
 from deepinfer.ops.experts.reference import plain_weight
 from deepinfer.ops.formats import Fp4Weight, Quantised, dequantise_fp8
-from deepinfer.ops.linear_fp8 import plan as linear_plan
-from deepinfer.ops.linear_fp8 import triton as linear_kernel
 from deepinfer.ops.mhc_boundary import mhc_boundary
 from deepinfer.ops.mhc_boundary import triton as mhc_kernels
 
@@ -54,41 +54,11 @@ EXPERT_TRIALS = {
     ),
     (6, 4096): (),
 }
-LINEARS = {
-    "wq_a": (1280, 5120),
-    "wq_b": (32768, 1280),
-    "wkv": (512, 5120),
-    "wo_b": (5120, 8192),
-    "shared w13": (4608, 5120),
-    "shared w2": (5120, 2304),
-}
-_LT = linear_plan.Tile
-# Other tiles, and other numbers of segments by layer; more buffers let fewer programs share a
-# multiprocessor.
-LINEAR_TRIALS = {
-    8: (_LT(64, 16, 4, 5), _LT(64, 16, 4, 7)),
-    64: (
-        _LT(128, 64, 4, 4, None, True),
-        _LT(64, 64, 4, 4, None, True),
-        _LT(64, 64, 4, 4, 128, True),
-        _LT(64, 64, 4, 3, 128, True),
-    ),
-    4096: (),
-}
-LINEAR_SEGMENTS = {
-    "wq_a": (8, 10),
-    "wq_b": (1,),
-    "wkv": (10, 20),
-    "wo_b": (3, 4, 6),
-    "shared w13": (3, 5, 7),
-    "shared w2": (3, 6),
-}
 _PLAN = mhc_kernels.PLAN
 PLANS = (
+    _PLAN._replace(few=0),
+    _PLAN._replace(few=1024),
     _PLAN._replace(registers=None),
-    _PLAN._replace(slice=512),
-    _PLAN._replace(project_warps=8),
-    _PLAN._replace(split_tokens=4),
 )
 
 
@@ -173,55 +143,6 @@ def _decoded_experts(weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     return parts[0], parts[1]
 
 
-def bench_linears(device: torch.device, top: Ceilings, sweep: bool) -> Records:
-    """FP8 linear layers of one transformer layer, each alone, and the sum of all."""
-    totals = {tokens: [0.0, 0.0, 0.0] for tokens in (8, 64, 4096)}
-    for name, (out, columns) in LINEARS.items():
-        copies = max(2, min(64, int(_ROTATE_BYTES / (out * columns))))
-        stored = [cases.fp8_weight(out, columns, device) for _ in range(copies)]
-        packed = [linear_kernel.pack(w) for w in stored]
-        dense = [plain_weight(w).to(torch.bfloat16) for w in stored[: max(2, copies // 2)]]
-        for tokens in (8, 64, 4096):
-            x = cases.activations(tokens, columns, device)
-            check(
-                name,
-                linear_kernel.linear_fp8(x, packed[0]),
-                dequantise_fp8(x) @ plain_weight(stored[0]).T,
-                5e-3,
-            )
-            plain = dequantise_fp8(x).to(torch.bfloat16)
-            some = slice(0, 2) if tokens > 64 else slice(None)
-            peer, _ = graph_us([partial(torch.matmul, plain, w.mT) for w in dense[some]])
-            floor, kind = out * columns * (1 + 1 / 1024) / top.read * 1e6, "weight read"
-            if tokens > 64:
-                floor, kind = 2 * tokens * out * columns / top.matmul * 1e6, "bf16 matmul"
-            count = linear_plan.segments(out, columns)
-            usual = (linear_plan.choose(tokens, count), count)
-            tiles = LINEAR_TRIALS[tokens] if sweep else ()
-            trials = itertools.product(tiles, LINEAR_SEGMENTS[name])
-            for tile, count in (usual, *(other for other in trials if other != usual)):
-                calls = [partial(_linear, x, w, tile, count) for w in packed[some]]
-                ours, spread = graph_us(calls)
-                if (tile, count) == usual:
-                    sums = zip(totals[tokens], (ours, floor, peer), strict=True)
-                    totals[tokens] = [total + part for total, part in sums]
-                record = Record(
-                    f"linear {name} T={tokens}", f"{out}x{columns}", ours, floor, kind,
-                    spread, peer, "torch bf16 matmul", f"{list(tile)} segments {count}",
-                )  # fmt: skip
-                yield record, (tile, count) != usual
-    for tokens, (ours, floor, peer) in totals.items():
-        record = Record(
-            f"linears of a layer T={tokens}", "the six above", ours, floor, "sum of floors", 0.0,
-            peer, "torch bf16 matmul", "sum of the lines above",
-        )  # fmt: skip
-        yield record, False
-
-
-def _linear(x: Quantised, w: Any, tile: linear_plan.Tile, count: int) -> Tensor:
-    return linear_kernel.summed(linear_kernel.launch(x, w, tile, count))
-
-
 def bench_boundary(device: torch.device, top: Ceilings, sweep: bool) -> Records:
     """The step between two sub-layers."""
     stored = cases.hyper_weights(HIDDEN, device)
@@ -271,5 +192,7 @@ SUITES: dict[str, Callable[[torch.device, Ceilings, bool], Records]] = {
     "others": bench_others,
     "attention": bench_attention,
     "sampling": bench_sampling,
+    "index": bench_index,
     "experts": bench_experts,
+    "draft": bench_draft,
 }

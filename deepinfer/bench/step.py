@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -60,22 +60,33 @@ class Driver:
         bed: network and context length.
         rows: table rows that decode, ascending.
         graphs: where steps are captured, or None.
+        crowd: rows of the table, None = the same for every number of rows.
+
+    Attributes:
+        marks: four a step, around forward, sample and draft.
+        part: which of these three is being enqueued.
+        accepted, verified: drafts in the steps that `run` collected.
     """
 
-    def __init__(self, bed: Bed, rows: Sequence[int], graphs: Graphs | None):
+    def __init__(
+        self, bed: Bed, rows: Sequence[int], graphs: Graphs | None, crowd: int | None = None
+    ):
         most = bed.length + _STEPS_AHEAD
         pages = -(-most // PAGE_TOKENS)
-        limits = RowLimits(rows=_CROWD + 1, tokens=most, pages=pages, drafts=bed.drafts)
+        crowd = crowd or _CROWD
+        limits = RowLimits(rows=crowd + 1, tokens=most, pages=pages, drafts=bed.drafts)
         self.runner = TorchRunner(
             bed.network,
             limits,
-            pages=_CROWD * pages + 1,
+            pages=crowd * pages + 1,
             proposer=DraftStages(bed.network, bed.drafts) if bed.drafts else None,
             graphs=graphs,
         )
         self.bed = bed
-        _fill(self.runner.state)
+        fill(self.runner.state)
         self.marks: list[tuple[Event, ...]] = []
+        self.part = "forward"
+        self.accepted = self.verified = 0
         self._rows = tuple(rows)
         self._next = 0
 
@@ -94,10 +105,13 @@ class Driver:
         self._next += 1
         marks = tuple(Event(self.bed.device.torch) for _ in range(4))
         marks[0].record()
+        self.part = "forward"
         self.runner.forward(plan)
         marks[1].record()
+        self.part = "sample"
         self.runner.sample(number)
         marks[2].record()
+        self.part = "draft"
         self.runner.draft(number)
         marks[3].record()
         self.marks.append(marks)
@@ -147,21 +161,32 @@ class Driver:
         for _ in range(steps):
             number = self.step()
             if before is not None:
-                self.runner.collect(before)
+                self._collect(before)
             before = number
         if before is not None:
-            self.runner.collect(before)
+            self._collect(before)
         return (time.perf_counter() - started) / steps
+
+    def _collect(self, number: int) -> None:
+        result = self.runner.collect(number)
+        self.accepted += int(result.accepted.sum())
+        self.verified += int(result.verified.sum())
+
+
+@cache
+def made_up_ids(row: int, tokens: int, vocabulary: int) -> tuple[int, ...]:
+    """Token ids that follow from a row's number."""
+    generator = torch.Generator().manual_seed(row)
+    ids = torch.randint(10, vocabulary // 2, (tokens,), generator=generator)
+    return tuple(ids.tolist())
 
 
 def _admitted(row: int, bed: Bed) -> Admit:
     """A request whose ids follow from its row; every other one is drawn with noise."""
-    generator = torch.Generator().manual_seed(row)
-    ids = torch.randint(10, bed.network.arch.vocab_size // 2, (bed.length,), generator=generator)
     return Admit(
         row=row,
         slot=row,
-        ids=tuple(ids.tolist()),
+        ids=made_up_ids(row, bed.length, bed.network.arch.vocab_size),
         prompt_len=bed.length,
         cached=0,
         encoder_start=0,
@@ -175,7 +200,7 @@ def _admitted(row: int, bed: Bed) -> Admit:
     )
 
 
-def _fill(state: State) -> None:
+def fill(state: State) -> None:
     """Random bytes without the codes of NaN, the same in every pool of a size."""
     for pool in (state.pages, state.slots):
         generator = torch.Generator(pool.device).manual_seed(11)
@@ -244,9 +269,7 @@ def bench_operations(bed: Bed, count: int) -> list[Row]:
     Calls of one operation follow each other there, so that launches overlap as in a step.
     """
     calls: dict[str, list[Callable[[], object]]] = {}
-    network = copy.copy(bed.network)
-    network.ops = _recording(network.ops, calls)
-    network.block = Block(network.arch, network.ops, network.numerics)
+    network = recorded(bed.network, lambda name, call: calls.setdefault(name, []).append(call))
     driver = Driver(replace(bed, network=network), range(1, count + 1), None)
     driver.run(1)
     calls.clear()
@@ -268,11 +291,21 @@ def bench_operations(bed: Bed, count: int) -> list[Row]:
     return [*sorted(found, key=lambda row: -row["ms"]), together]
 
 
-def _recording(ops: Operations, calls: dict[str, list[Callable[[], object]]]) -> Operations:
+def recorded(network: Network, note: Callable[[str, Callable[[], object]], None]) -> Network:
+    """The network with operations that note their calls."""
+    other = copy.copy(network)
+    other.ops = recording(network.ops, note)
+    other.block = Block(network.arch, other.ops, network.numerics)
+    return other
+
+
+def recording(ops: Operations, note: Callable[[str, Callable[[], object]], None]) -> Operations:
+    """The operations, each call of which is first noted: name, and what repeats it."""
+
     def noted(bound: Bound) -> Bound:
         def run(*args: Any, **kwargs: Any) -> Any:
             call = partial(bound.implementation.run, *args, **kwargs)
-            calls.setdefault(bound.op, []).append(call)
+            note(bound.op, call)
             return call()
 
         return replace(bound, implementation=replace(bound.implementation, run=run))

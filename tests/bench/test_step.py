@@ -91,7 +91,10 @@ def test_a_row_in_company_passes_the_check(bed, monkeypatch):
 
 
 def test_operations_of_a_step_are_noted_with_their_arguments(bed):
-    calls = {}
-    ops = step._recording(bed.network.ops, calls)
+    calls = []
+    ops = step.recording(bed.network.ops, lambda name, call: calls.append((name, call)))
     x = torch.randn(3, 64)
-    assert torch.equal(ops.head(x, bed.network.weights.head), calls["head"][0]())
+    answer = ops.head(x, bed.network.weights.head)
+    [(name, call)] = calls
+    assert name == "head"
+    assert torch.equal(answer, call())

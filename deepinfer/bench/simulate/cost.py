@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from deepinfer.errors import ConfigError
 
@@ -29,6 +29,28 @@ class StepWork(NamedTuple):
     rows: int
     context_tokens: int
     drafts: int
+
+
+class Cost(Protocol):
+    """Durations of steps."""
+
+    @property
+    def host(self) -> float:
+        """Seconds of planning a step."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where the numbers come from."""
+        ...
+
+    def seconds(self, work: StepWork) -> float:
+        """Time on the device."""
+        ...
+
+    def to_dict(self) -> dict[str, object]:
+        """What a report says of it."""
+        ...
 
 
 @dataclass(frozen=True)

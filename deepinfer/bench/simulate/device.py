@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from deepinfer.bench.simulate.cost import StepCost, StepWork
+from deepinfer.bench.simulate.cost import Cost, StepWork
 from deepinfer.bench.simulate.drafts import DraftLaw
 from deepinfer.bench.simulate.trace import VOCABULARY, stream_ids
 from deepinfer.scheduler import Limits, ShadowDevice
@@ -161,7 +161,7 @@ class TimedRunner:
         clock: moved on by planning, and to the end of a step by waiting for it.
     """
 
-    def __init__(self, device: Device, limits: Limits, cost: StepCost, clock: Clock):
+    def __init__(self, device: Device, limits: Limits, cost: Cost, clock: Clock):
         self._device = device
         self._rows = Rows(limits.num_slots)
         self._cost = cost

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from deepinfer.bench.simulate.cost import StepCost
+from deepinfer.bench.simulate.cost import Cost, StepCost
 from deepinfer.bench.simulate.device import CheckingDevice, Clock, CountingDevice, TimedRunner
 from deepinfer.bench.simulate.drafts import DraftLaw
 from deepinfer.bench.simulate.oracle import Oracle
@@ -38,7 +38,7 @@ class Setup:
 
     limits: Limits
     policy: Policy
-    cost: StepCost = StepCost()
+    cost: Cost = StepCost()
     overlap: bool = True
     acceptance: float = 0.75
     check: bool = False
