@@ -1,7 +1,7 @@
 """Suites of attention and sampling, at decoding and prefill sizes.
 
-Decoding: requests of one token each behind 8,191 others; prefill: one slice of a request. Knows
-nothing of marks.
+Decoding: requests of one token each behind 8,191 others; from 256 tokens on: one slice of a request
+that selects from 65,536 entries. Knows nothing of marks.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from torch import Tensor
 from deepinfer.bench.measure import Ceilings, Record, graph_us
 from deepinfer.bench.slices import slice_arch
 from deepinfer.ops.batch import Batch
-from deepinfer.ops.cases import Maker
+from deepinfer.ops.cases import Case, Maker
 from deepinfer.ops.sample import SamplerTable, sample
 from deepinfer.ops.sample import triton as sampling
 from deepinfer.ops.sample.cases import admitted
 from deepinfer.ops.sparse_attention import cases as attention_cases
 from deepinfer.ops.sparse_attention import triton as attention
+from deepinfer.ops.sparse_attention import triton_split as split
 from deepinfer.step import RowSampling
 
-CONTEXT, HEADS, WIDTH, SLOTS = 8192, 64, 512, 640
+CONTEXT, POOL, HEADS, WIDTH, SLOTS = 8192, 65536, 64, 512, 640
 Records = Iterator[tuple[Record, bool]]
 
-# Other shapes of programs worth a try, by tokens.
-TILES = {
-    8: ((128, 3, 32, 4, 4), (128, 4, 64, 4, 4)),
-    64: ((128, 3, 128, 4, 3), (128, 2, 64, 4, 2)),
+# Other ways worth a try, by tokens: tiles of the two launches, programs of the one.
+TRIALS: dict[int, tuple[tuple[int, ...], ...]] = {
+    8: ((128, 3, 32, 4, 4), (128, 4, 64, 4, 4), (132,)),
+    64: ((128, 3, 128, 4, 3), (128, 2, 64, 4, 2), (132,)),
+    256: ((128, 2, 128, 4, 2),),
     1024: (),
-    4096: ((128, 2, 512, 8, 2), (128, 2, 64, 4, 2)),
+    4096: ((128, 2, 128, 4, 2),),
 }
 SAMPLINGS = {
     "greedy": RowSampling(temperature=0.0),
@@ -46,7 +48,7 @@ SAMPLINGS = {
 def _batch(make: Maker, tokens: int) -> Batch:
     if tokens <= 64:
         return make.batch([(CONTEXT - 1, 1)] * tokens)
-    return make.batch([(CONTEXT - tokens, tokens)])
+    return make.batch([(POOL - tokens, tokens)])
 
 
 def _floor(nbytes: float, flop: float, top: Ceilings) -> tuple[float, str]:
@@ -58,13 +60,13 @@ def _floor(nbytes: float, flop: float, top: Ceilings) -> tuple[float, str]:
 def bench_attention(device: torch.device, top: Ceilings, sweep: bool) -> Records:
     """Sparse attention; `sweep` also times other tiles."""
     make = Maker(slice_arch("ep64"), device=device)
-    pool = torch.randn(65536, WIDTH, device=device).to(torch.bfloat16)
+    pool = torch.randn(POOL, WIDTH, device=device).to(torch.bfloat16)
     keys = 128 * make.records.window.bytes + 512 * make.records.latent.bytes
-    for tokens, trials in TILES.items():
+    for tokens, trials in TRIALS.items():
         batch = _batch(make, tokens)
         given = attention_cases.case(make, batch, ratio=1)
         # Neighbours in a slice share their records; requests share none.
-        stored = keys * tokens if tokens <= 64 else CONTEXT * make.records.latent.bytes
+        stored = keys * tokens if tokens <= 64 else POOL * make.records.latent.bytes
         nbytes = stored + tokens * 2 * HEADS * WIDTH * 2
         floor = _floor(nbytes, 4.0 * tokens * HEADS * SLOTS * WIDTH, top)
         chosen = torch.randint(0, len(pool), (tokens, SLOTS), device=device)
@@ -73,9 +75,14 @@ def bench_attention(device: torch.device, top: Ceilings, sweep: bool) -> Records
         name = f"sparse_attention T={tokens}"
         yield Record(name, "", ours, *floor, spread, peer, "torch gather, bf16"), False
         for trial in trials if sweep else ():
-            tiles = attention.Tiles(*trial)
-            ours, spread = graph_us([partial(attention.tiled, **given, tiles=tiles)])
+            ours, spread = graph_us([partial(_tried, trial, given)])
             yield Record(name, str(trial), ours, *floor, spread, note=str(trial)), True
+
+
+def _tried(trial: tuple[int, ...], given: Case) -> Tensor:
+    if len(trial) == 1:
+        return attention.in_one(**given, programs=trial[0])
+    return split.tiled(**given, tiles=split.Tiles(*trial))
 
 
 def _timed(call: Callable[[], object]) -> float:

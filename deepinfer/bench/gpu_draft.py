@@ -21,6 +21,7 @@ from deepinfer.model.drafter import Drafter
 from deepinfer.model.load import resident_bytes
 from deepinfer.model.network import Network
 from deepinfer.model.state import State
+from deepinfer.ops.draft_start import blocks
 from deepinfer.ops.noise import Purpose
 from deepinfer.ops.sample import Drawing, SamplerTable
 from deepinfer.ops.sample.cases import admitted
@@ -83,7 +84,10 @@ def given(network: Network, requests: int, device: torch.device) -> Given:
 
 
 def _draft(arguments: Given, drafter: Drafter) -> Tensor:
-    return drafter.draft(*arguments, count=DRAFTS, keep=False).tokens
+    *rows, state, drawing = arguments
+    draft = drafter.draft_arch
+    start = blocks(*rows, block=draft.block_size, noise=draft.noise_token_id)
+    return drafter.draft_from(start, state, drawing, count=DRAFTS, keep=False).tokens
 
 
 def _bytes_read(network: Network) -> int:

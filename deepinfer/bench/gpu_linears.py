@@ -6,7 +6,6 @@ added by that kernel; a second sum counts a launch that adds them, too. Knows no
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -30,20 +29,16 @@ LINEARS = {
 }
 ADDED_BY_READER = ("low rank", "shared w13")
 TOKENS = (8, 64, 256, 4096)
-# Other tiles, and other numbers of segments by layer; more buffers let fewer programs share a
-# multiprocessor.
+# Other tiles; more buffers let fewer programs share a multiprocessor.
 TRIALS = {
-    8: (Tile(64, 16, 4, 5), Tile(64, 16, 4, 7)),
-    64: (Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)),
-    256: (Tile(128, 64, 4, 4, None, True), Tile(128, 128, 4, 4, 168, True)),
-    4096: (Tile(128, 64, 4, 4, None, True),),
-}
-SEGMENTS = {
-    "low rank": (5, 8, 10),
-    "wq_b": (1,),
-    "wo_b": (4, 6),
-    "shared w13": (5, 7),
-    "shared w2": (3, 6),
+    8: (),
+    64: (
+        Tile(128, 64, 4, 4, None, True),
+        Tile(64, 64, 4, 4, None, True),
+        Tile(64, 64, 4, 3, 80, True, True),
+    ),
+    256: (Tile(64, 64, 4, 3, 80, True, True), Tile(128, 128, 4, 4, 168, True, True)),
+    4096: (),
 }
 _ROTATE_BYTES = 400e6  # several times the L2 cache
 _PEER = "torch bf16 matmul"
@@ -71,23 +66,23 @@ def bench_linears(
             if tokens > 64:
                 floor, kind = 2 * tokens * out * columns / top.matmul * 1e6, "bf16 matmul"
             count = segments(out, columns)
-            usual = (choose(tokens, count), count)
-            trials = itertools.product(TRIALS[tokens] if sweep else (), SEGMENTS[name])
-            for tile, count in (usual, *(other for other in trials if other != usual)):
+            usual = choose(tokens, count)
+            trials = TRIALS[tokens] if sweep else ()
+            for tile in (usual, *(other for other in trials if other != usual)):
                 launches = [partial(kernel.launch, x, w, tile, count) for w in packed[some]]
                 added = [partial(_added, run) for run in launches]
                 whole, spread = graph_us(added)
                 ours = whole
                 if name in ADDED_BY_READER:
                     ours, spread = graph_us(launches)
-                if (tile, count) == usual:
+                if tile == usual:
                     sums = zip(totals[tokens], (ours, floor, peer, whole), strict=True)
                     totals[tokens] = [total + part for total, part in sums]
                 record = Record(
                     f"linear {name} T={tokens}", f"{out}x{columns}", ours, floor, kind, spread,
                     peer, _PEER, f"{list(tile)} segments {count}, added {whole:.1f}",
                 )  # fmt: skip
-                yield record, (tile, count) != usual
+                yield record, tile != usual
     for tokens, (ours, floor, peer, whole) in totals.items():
         name, shape = f"linears of a layer T={tokens}", "the five above"
         for label, time, note in (

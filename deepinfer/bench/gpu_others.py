@@ -136,7 +136,7 @@ def _small(device: torch.device) -> Iterator[Case]:
 
 
 def _compress(device: torch.device) -> Iterator[Case]:
-    """One decoding token each of some requests; a ratio-2 entry is complete every other time."""
+    """One decoding token each of some requests, which completes an entry of either ratio."""
     records = Records(
         Format("fp8_ue8m0_32", WIDTH), Format("fp4_e4m3_16", WIDTH), Format("fp4_ue8m0_32", KEY)
     )

@@ -35,11 +35,15 @@ _ROTATE_BYTES = 400e6  # several times the L2 cache
 Records = Iterator[tuple[Record, bool]]
 
 # Experts, copies of the weights, tokens; 48 are a rank of EP8, 6 one of EP64.
-EXPERTS = ((48, 1, (8, 64, 4096)), (6, 4, (8, 64, 4096)))
+EXPERTS = ((48, 1, (8, 64, 256, 4096)), (6, 4, (8, 64, 4096)))
 # Other tiles worth a try, by experts and tokens.
 EXPERT_TRIALS = {
     (48, 8): (Tiles(Tile(128, 16, 4, 5), Tile(128, 16, 4, 5)),),
     (48, 64): (Tiles(Tile(128, 16, 4, 5), Tile(128, 16, 4, 5)),),
+    (48, 256): (
+        Tiles(Tile(128, 64, 4, 3), Tile(128, 64, 4, 3), least=16),
+        Tiles(Tile(128, 32, 4, 4), Tile(128, 32, 4, 4), least=16, overlap=True),
+    ),
     (48, 4096): (),
     (6, 8): (
         Tiles(Tile(128, 16, 4, 4), Tile(128, 16, 4, 4)),
@@ -57,8 +61,9 @@ EXPERT_TRIALS = {
 _PLAN = mhc_kernels.PLAN
 PLANS = (
     _PLAN._replace(few=0),
-    _PLAN._replace(few=1024),
     _PLAN._replace(registers=None),
+    _PLAN._replace(split_tokens=4),
+    _PLAN._replace(tokens=128, warps=8),
 )
 
 
@@ -92,11 +97,12 @@ def _grouped(x: Quantised, ids: Tensor, weights: tuple[Tensor, Tensor]) -> Calla
 
 
 def _expert_cost(tokens: int, ids: Tensor, top: Ceilings) -> tuple[float, str]:
-    """Few tokens: reading each touched expert once; many: the products. In microseconds."""
-    if tokens > 64:
-        return tokens * CHOICES * 6 * HIDDEN * INNER / top.matmul * 1e6, "bf16 matmul"
-    touched = len(torch.unique(ids))
-    return touched * 3 * HIDDEN * INNER * 17 / 32 / top.read * 1e6, "weight read"
+    """Reading each touched expert once, or the products if they take longer. In microseconds."""
+    read = len(torch.unique(ids)) * 3 * HIDDEN * INNER * 17 / 32 / top.read * 1e6
+    products = tokens * CHOICES * 6 * HIDDEN * INNER / top.matmul * 1e6
+    if products > read:
+        return products, f"bf16 matmul ({read:.1f} us to read the weights)"
+    return read, "weight read"
 
 
 def bench_experts(device: torch.device, top: Ceilings, sweep: bool) -> Records:
@@ -108,7 +114,7 @@ def bench_experts(device: torch.device, top: Ceilings, sweep: bool) -> Records:
         for tokens in sizes:
             x = cases.activations(tokens, HIDDEN, device)
             ids, share = cases.routing(tokens, count, CHOICES, device)
-            if tokens <= 64:
+            if tokens <= 256:
                 wanted = experts.reference(x, ids, share, stored[0], limit=LIMIT)
                 found = experts_kernels.experts(x, ids, share, packed[0], limit=LIMIT)
                 check(f"experts {count} {tokens}", found, wanted, 5e-3)
@@ -122,7 +128,7 @@ def bench_experts(device: torch.device, top: Ceilings, sweep: bool) -> Records:
                 ]
                 ours, spread = graph_us(calls)
                 name = f"experts E={count} T={tokens}"
-                note = f"{list(tiles.gate_up)} {list(tiles.down)}{' own' if tiles.own else ''}"
+                note = str(tiles)
                 record = Record(
                     name, f"{HIDDEN}/{INNER}, top-6", ours, floor, kind, spread,
                     peer, "two torch._grouped_mm bf16", note,

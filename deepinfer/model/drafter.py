@@ -16,6 +16,7 @@ from deepinfer.model.network import Network
 from deepinfer.model.state import State
 from deepinfer.model.weights import BlockWeights
 from deepinfer.ops.batch import Batch, ring_places
+from deepinfer.ops.draft_start import DraftStart, blocks
 from deepinfer.ops.formats import Quantised
 from deepinfer.ops.low_rank import LowRank
 from deepinfer.ops.markov_draft import Drafts, Draw
@@ -70,11 +71,8 @@ class Drafter:
         lower: Tensor,
         state: State,
         drawing: Draw | None = None,
-        *,
-        count: int | None = None,
-        keep: bool = True,
     ) -> Drafts:
-        """Propose the tokens after the newest one.
+        """Whole blocks of drafts after the newest tokens, with logits.
 
         Args:
             newest: [requests] int64, the newest sampled token (position anchor + 1).
@@ -83,24 +81,37 @@ class Drafter:
             lower: [requests] int64, first position with stored features (decoder start).
             state: pools; not changed.
             drawing: takes drafts from logits, as in `markov_draft`; None = the likeliest.
-            count: drafts a request, at most and by default `block_size`; what they are does not
-                depend on it: the last stage leaves the other rows out, all but their keys.
+
+        Returns:
+            `block_size` drafts a request, for positions anchor + 2 and on.
+        """
+        block, noise = self.draft_arch.block_size, self.draft_arch.noise_token_id
+        start = blocks(newest, anchors, slots, lower, block=block, noise=noise)
+        return self.draft_from(start, state, drawing, count=block, keep=True)
+
+    @torch.inference_mode()
+    def draft_from(
+        self, start: DraftStart, state: State, drawing: Draw | None, *, count: int, keep: bool
+    ) -> Drafts:
+        """Propose tokens that follow the newest ones.
+
+        Args:
+            start: of the blocks.
+            state: pools; not changed.
+            drawing: takes drafts from logits, as in `markov_draft`; None = the likeliest.
+            count: drafts a request, at most `block_size`; what they are does not depend on it: the
+                last stage leaves the other rows out, all but their keys.
             keep: return the logits.
 
         Returns:
             Drafts for positions anchor + 2 and on.
         """
         block = self.draft_arch.block_size
-        count = block if count is None else count
-        ids = newest.new_full((len(newest), block), self.draft_arch.noise_token_id)
-        ids[:, 0] = newest
-        positions = anchors.unsqueeze(1) + 1 + torch.arange(block, device=anchors.device)
-        by = self.network.ops.angles(positions.flatten(), self.network.window_freqs)
-        flow = self.network.begin(ids.flatten())
+        by = self.network.ops.angles(start.positions, self.network.window_freqs)
+        flow = self.network.begin(start.ids)
         last = len(self.weights.stages) - 1
         for place, (stage, ring) in enumerate(zip(self.weights.stages, state.drafts, strict=True)):
-            wanted = count if place == last else block
-            flow = self._stage(flow, stage, ring, slots, anchors, lower, by, wanted)
+            flow = self._stage(flow, stage, ring, start, by, count if place == last else block)
         flow = self.block.settle(flow)
         collapsed = self.network.ops.mhc_collapse(
             flow.streams, flow.pre, self.weights.norm, self.network.arch.rms_norm_eps
@@ -108,7 +119,7 @@ class Drafter:
         base = self.network.logits(collapsed.normed).unflatten(0, (-1, count))
         hidden = collapsed.plain.unflatten(0, (-1, count))
         return self.network.ops.markov_draft(
-            base, hidden, newest, self.weights.markov, drawing, keep
+            base, hidden, start.newest, self.weights.markov, drawing, keep
         )
 
     def _stage(
@@ -116,9 +127,7 @@ class Drafter:
         flow: Flow,
         stage: BlockWeights,
         ring: Tensor,
-        slots: Tensor,
-        anchors: Tensor,
-        lower: Tensor,
+        start: DraftStart,
         by: Rotation,
         count: int,
     ) -> Flow:
@@ -137,12 +146,12 @@ class Drafter:
         inputs = self.block.attention_inputs(low, stage.attention, by)
         records = inputs.records if records is None else records
         o = self.network.ops.draft_attention(
-            inputs.q.unflatten(0, (len(anchors), count)),
-            records.unflatten(0, (len(anchors), block)),
+            inputs.q.unflatten(0, (len(start.newest), count)),
+            records.unflatten(0, (len(start.newest), block)),
             ring,
-            slots,
-            anchors,
-            lower,
+            start.slots,
+            start.anchors,
+            start.lower,
             stage.attention.sink,
             by,
             window=arch.sliding_window,

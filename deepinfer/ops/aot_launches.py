@@ -24,6 +24,8 @@ from deepinfer.ops.conclude import Group, RowTable
 from deepinfer.ops.conclude import triton as conclude
 from deepinfer.ops.decoding import triton as decoding
 from deepinfer.ops.draft_attention import triton as draft_attention
+from deepinfer.ops.draft_start import triton as draft_start
+from deepinfer.ops.draft_store import triton as draft_store
 from deepinfer.ops.embed_streams import triton as embed_streams
 from deepinfer.ops.engram_gate import triton as engram_gate
 from deepinfer.ops.engram_rows import triton as engram_rows
@@ -220,6 +222,7 @@ def _rows(count: int) -> dict[str, Callable[[], object]]:
         cap=each, ended=ended, confidence=_fp32(4, drafts), budget=_longs(1),
         temperature=torch.empty(drafts, dtype=torch.float64, device="meta"),
     )  # fmt: skip
+    state.slot = state.decoder_start = each
     table = RowTable(state.tokens, each, each, each, ended, each, _longs(4, 8))
     group = Group(_longs(count), _longs(count), _longs(count), each)
     chosen, flags = _longs(count * (1 + drafts)), _words(count * (1 + drafts))
@@ -230,6 +233,13 @@ def _rows(count: int) -> dict[str, Callable[[], object]]:
         "sum of outputs": partial(
             add_outputs.add_outputs, _fp32(count, HIDDEN), _fp32(count, HIDDEN),
             dtype=torch.bfloat16,
+        ),
+        "draft start": partial(
+            draft_start.draft_start, state, _longs(count), block=BLOCK, noise=128_799
+        ),
+        "draft store": partial(
+            draft_store.draft_store, state, _longs(count), _longs(drafts, count).T,
+            _fp32(count, drafts),
         ),
         "angles": partial(angles.angles, _longs(count), _fp32(ROPE // 2)),
         "embeddings": partial(

@@ -21,15 +21,25 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from deepinfer.ops.gluon_choice import choose_any, cut, finish, key_of, listed, piece, sum_of
+from deepinfer.ops.gluon_choice import (
+    choose_any,
+    cut,
+    finish,
+    key_of,
+    least_of,
+    listed,
+    piece,
+    score_of,
+    sum_of,
+)
 
-_SHORT = 4096  # most columns that are chosen from as they are
+_FEW = 512  # most ids for which maxima bound the choice well
+_SHORT = 4096  # most columns that few are chosen from as they are; many always are
 _SHORTEST = 1024
-_LEAST, _MOST = 16_384, 65_536  # columns a part, if there are several; twice as many for few ids
+_LEAST, _MOST = 32_768, 131_072  # columns a part, if few are chosen of several parts
+_DENSE = 16_384  # if many are
+_PROGRAMS = 132  # multiprocessors
 MOST_IDS = 2048  # of a row
-_FEW = 512  # ids for which eight warps do
-_ROOM = 8192  # most candidates
-_PROGRAMS = 256  # that fill the device, about
 
 
 class Seen(NamedTuple):
@@ -77,9 +87,12 @@ def _short(
     column = piece(first, N)
     score_ptr += row * columns
     score = gl.load(score_ptr + column, column < end, float("-inf")).to(gl.float32)
+    key = key_of(score)
+    many = sum_of((score > float("-inf")).to(gl.int32))
     finish(
-        score, column, block_ptr + row * LIMIT, id_ptr + number * COUNT,
+        score, column, least_of(key), many, block_ptr + row * LIMIT, id_ptr + number * COUNT,
         value_ptr + number * COUNT, COUNT, PADDED, LIMIT, SIZE, VALUES,
+        32 - score_ptr.dtype.element_ty.primitive_bitwidth,
     )  # fmt: skip
 
 
@@ -95,13 +108,10 @@ def _copy(buffer, score_ptr, start, end, index):
 def _long(
     score_ptr, block_ptr, id_ptr, value_ptr, list_ptr, word_ptr, position_ptr, columns, part,
     COUNT: gl.constexpr, PADDED: gl.constexpr, LIMIT: gl.constexpr, SIZE: gl.constexpr,
-    SPLIT: gl.constexpr, WORDS: gl.constexpr, ROOM: gl.constexpr, STAGES: gl.constexpr,
+    WORDS: gl.constexpr, ROOM: gl.constexpr, STAGES: gl.constexpr,
     VALUES: gl.constexpr, RATIO: gl.constexpr, UNIT: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
-    """As `_short` for any number of columns up to 32 * WORDS, 32 columns a thread and step.
-
-    A thread keeps SPLIT maxima for every 16 bytes.
-    """
+    """As `_short` for any number of columns up to 32 * WORDS, 32 columns a thread and step."""
     gdc_wait()
     gdc_launch_dependents()
     warps: gl.constexpr = gl.num_warps()
@@ -110,11 +120,14 @@ def _long(
     lanes: gl.constexpr = 32 // vector
     threads: gl.constexpr = warps * 32
     step: gl.constexpr = threads * 32
+    ONE: gl.constexpr = threads == WORDS  # step
+    grain: gl.constexpr = 32 - kind.primitive_bitwidth
     # Copied and looked over with neighbours in neighbouring threads, marked with them in one.
     wide: gl.constexpr = gl.BlockedLayout([1, vector], [32 // lanes, lanes], [warps, 1], [1, 0])
     own: gl.constexpr = gl.BlockedLayout([1, 32], [32, 1], [warps, 1], [1, 0])
-    shared: gl.constexpr = gl.SwizzledSharedLayout(vector, 1, lanes, [1, 0])
-    buffers = gl.allocate_shared_memory(kind, [STAGES, threads, 32], shared)
+    shared: gl.constexpr = gl.SwizzledSharedLayout(vector, 8 // lanes, lanes, [1, 0])
+    held: gl.constexpr = 1 if ONE else STAGES
+    buffers = gl.allocate_shared_memory(kind, [held, threads, 32], shared)
     row = gl.program_id(0).to(gl.int64)
     number = row * gl.num_programs(1) + gl.program_id(1)
     score_ptr += row * columns
@@ -127,39 +140,44 @@ def _long(
     thread = gl.arange(0, threads, gl.SliceLayout(1, own))
     for s in gl.static_range(STAGES - 1):
         _copy(buffers.index(s), score_ptr, first + s * step, end, index)
-    width: gl.constexpr = SPLIT * vector
-    flat: gl.constexpr = gl.BlockedLayout([1, width], [1, 32], [warps, 1], [1, 0])
-    best = gl.full([warps, 32 * width], float("-inf"), gl.float32, flat)
-    low = gl.to_tensor(float("-inf"))
+    flat: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [warps, 1], [1, 0])
+    best = gl.full([warps, 128], float("-inf"), gl.float32, flat)
+    least = gl.to_tensor(-0x7F800000)  # the key of the least finite number
     done, due = 0, 0
+    marks = gl.zeros([threads], gl.int32, gl.SliceLayout(1, own))
     for start in range(first, end, step):
         async_copy.wait_group(STAGES - 2)
         gl.thread_barrier()  # all have left the buffer that is filled next
-        ahead = buffers.index((done + STAGES - 1) % STAGES)
-        _copy(ahead, score_ptr, start + (STAGES - 1) * step, end, index)
+        if not ONE:
+            ahead = buffers.index((done + STAGES - 1) % STAGES)
+            _copy(ahead, score_ptr, start + (STAGES - 1) * step, end, index)
         buffer = buffers.index(done % STAGES)
         score = buffer.load(wide).to(gl.float32)
         score = gl.where(start + index < end, score, float("-inf"))
-        most = gl.max(score.reshape([lanes // SPLIT, SPLIT, threads // lanes, 32]), 0)
-        most = most.reshape([SPLIT, warps, 32, vector]).permute((1, 2, 0, 3))
-        most = gl.convert_layout(most.reshape([warps, 32 * width]), flat, assert_trivial=True)
-        best = gl.maximum(best, most)
+        most = gl.max(score.reshape([lanes, threads // lanes, 32]), 0)
+        most = gl.max(most.reshape([warps, 32, vector // 4, 4]), 2).reshape([warps, 128])
+        best = gl.maximum(best, gl.convert_layout(most, flat, assert_trivial=True))
         if done == due:  # after 1, 2, 4, 8 ... steps
-            least = cut(key_of(best), COUNT, COUNT // 8)
-            if sum_of((best > float("-inf")).to(gl.int32)) < COUNT:
-                least = least * 0 - 0x7F800000  # the key of the least finite number
-            low = (least ^ ((least >> 31) & 0x7FFFFFFF)).to(gl.float32, bitcast=True)
+            key = key_of(best)
+            if sum_of((best > float("-inf")).to(gl.int32)) >= COUNT:
+                if done == 0:
+                    least = gl.maximum(least, least_of(key))
+                least = cut(key, least, COUNT, COUNT // 8, grain)
             due = 2 * due + 1
         score = buffer.load(own).to(gl.float32)
-        marks = gl.sum(gl.where(score >= low, 1 << bit[None, :], 0), 1)
+        marks = gl.sum(gl.where(score >= score_of(least), 1 << bit[None, :], 0), 1)
         left = end - start - thread * 32
         marks = gl.where(left >= 32, marks, marks & ((1 << gl.maximum(left, 0)) - 1))
-        gl.store(word_ptr + done * threads + thread, marks)
+        if not ONE:
+            gl.store(word_ptr + done * threads + thread, marks)
         done += 1
     async_copy.wait_group(0)
-    gl.thread_barrier()
     at = piece(0, WORDS)
-    words = gl.load(word_ptr + at, at < done * threads, 0, cache_modifier=".cg")
+    if ONE:
+        words = gl.convert_layout(marks.reshape([warps, 32]), at.type.layout, assert_trivial=True)
+    else:
+        gl.thread_barrier()
+        words = gl.load(word_ptr + at, at < done * threads, 0, cache_modifier=".cg")
     list_ptr += number * ROOM
     kept = listed(words, at + first // 32, list_ptr, ROOM)
     block_ptr += row * LIMIT
@@ -175,7 +193,10 @@ def _long(
         place = piece(0, ROOM)
         column = gl.load(list_ptr + place, place < kept, 0, cache_modifier=".cg")
         score = gl.load(score_ptr + column, place < kept, float("-inf")).to(gl.float32)
-        finish(score, column, block_ptr, id_ptr, value_ptr, COUNT, PADDED, LIMIT, SIZE, VALUES)
+        finish(
+            score, column, least, kept, block_ptr, id_ptr, value_ptr,
+            COUNT, PADDED, LIMIT, SIZE, VALUES, grain,
+        )  # fmt: skip
 
 
 def best(
@@ -215,9 +236,10 @@ def best(
 
 def _part(rows: int, columns: int, count: int) -> int:
     """Columns a program: whole rows, but parts of them where rows alone do not fill the device."""
+    if count > _FEW:
+        return _DENSE
     wanted = triton.cdiv(columns, max(1, _PROGRAMS // max(1, rows)))
-    most = 2 * _MOST if count <= _FEW else _MOST
-    return min(max(1, triton.cdiv(wanted, _LEAST)) * _LEAST, most)
+    return min(max(1, triton.cdiv(wanted, _LEAST)) * _LEAST, _MOST)
 
 
 def _launch(
@@ -242,28 +264,28 @@ def _launch(
     padded = triton.next_power_of_2(count)
     common = (count, padded, limit, size)
     where, *rule = (ids, 0, 1, 1) if seen is None else seen
-    if part <= _SHORT:
+    if part <= _SHORT or count > _FEW:
         most = max(_SHORTEST, triton.next_power_of_2(part))
         _short[(rows, parts)](
             scores, named, ids, values, where, columns, part, *common, most, not alone, *rule,
-            num_warps=4 if most <= 2048 else 8, launch_pdl=True,
+            num_warps=max(4, most // 512), launch_pdl=True,
         )  # fmt: skip
         return ids, values
-    warps = 8 if count <= _FEW else 16
-    steps = triton.next_power_of_2(triton.cdiv(part, 1024 * warps))
-    room = min(_ROOM, max(_FEW, padded) * (4 if steps <= 2 else 8))
+    warps = _warps(rows * parts, part, scores.element_size())
+    step = 1024 * warps
+    steps = triton.next_power_of_2(triton.cdiv(part, step))
+    room = _FEW * (4 if steps <= 2 else 8)
     new = partial(torch.empty, dtype=torch.int32, device=device)
     _long[(rows, parts)](
         scores, named, ids, values, new((rows, parts, room)),
-        new((rows, parts, steps * warps * 32)), where, columns, part, *common,
-        _split(padded, warps, scores.element_size()), steps * warps * 32, room,
-        2 if steps <= 2 else 3, not alone, *rule,
-        num_warps=warps, launch_pdl=True, maxnreg=80 if warps == 8 else 64,
+        new((rows, parts, steps * step // 32)), where, columns, part, *common,
+        steps * step // 32, room, 2 if steps <= 2 else 3, not alone, *rule,
+        num_warps=warps, launch_pdl=True, maxnreg=64 if warps == 16 else 80,
     )  # fmt: skip
     return ids, values
 
 
-def _split(count: int, warps: int, itemsize: int) -> int:
-    """Maxima a thread keeps for every 16 bytes: twice as many groups as ids bound them well."""
-    groups, most = warps * 32 * 16 // itemsize, 2 * itemsize
-    return min(most, max(1, 2 * count // groups))
+def _warps(programs: int, part: int, itemsize: int) -> int:
+    """Sixteen if a step covers the part, or if all programs find room at once; else eight."""
+    few = programs <= _PROGRAMS * (2 if itemsize == 2 else 1)
+    return 16 if few or part <= 16 * 1024 else 8

@@ -43,10 +43,23 @@ def _reach(key, first, second, third):
 
 
 @gluon.jit
-def _bounds(low, high):
-    """Three keys that quarter the range above `low`, the last at most `high`."""
+def score_of(key):
+    """The number of a key; of a single one."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def _bounds(low, high, by_value):
+    """Three ascending keys above `low`, at most `high`, that quarter the keys or the numbers."""
     quarter = ((high - low).to(gl.uint32, bitcast=True) >> 2).to(gl.int32, bitcast=True)
-    return low + quarter + 1, low + 2 * quarter + 1, low + 3 * quarter + 1
+    first, second, third = low + quarter + 1, low + 2 * quarter + 1, low + 3 * quarter + 1
+    if by_value:
+        least = score_of(low)
+        step = (score_of(high) - least) * 0.25
+        first = gl.minimum(gl.maximum(key_of(least + step), low + 1), high)
+        second = gl.minimum(gl.maximum(key_of(least + 2 * step), first), high)
+        third = gl.minimum(gl.maximum(key_of(least + 3 * step), second), high)
+    return first, second, third
 
 
 @gluon.jit
@@ -65,21 +78,28 @@ def _narrowed(low, high, reach, first, second, third, count, slack):
 
 
 @gluon.jit
-def cut(key, count, slack):
+def least_of(key):
+    """The least key of what can be chosen."""
+    return gl.min(gl.min(gl.where(key > _NONE, key, 0x7FFFFFFF), 1), 0)
+
+
+@gluon.jit
+def cut(key, low, count, slack, GRAIN: gl.constexpr):
     """A key that `count` to `count + slack` of [warps, n] reach, more if equal ones demand it.
 
-    The least of all if there are no more than `count`.
+    At least `count` reach `low`. Numbers and keys are quartered in turn: one of them has few steps.
+    Numbers have GRAIN low bits that are 0, so that those of keys are all 0 or all 1.
     """
-    valid = key > _NONE
-    low = gl.min(gl.min(gl.where(valid, key, 0x7FFFFFFF), 1), 0)
     high = gl.max(gl.max(key, 1), 0)
-    if sum_of(valid.to(gl.int32)) <= count:
-        low = gl.minimum(low, high)
-        high = low
-    while low < high:
-        first, second, third = _bounds(low, high)
+    by_value = True
+    while (low >> GRAIN) < (high >> GRAIN):
+        first, second, third = _bounds(low, high, by_value)
         reach = _reach(key, first, second, third)
         low, high = _narrowed(low, high, reach, first, second, third, count, slack)
+        by_value = not by_value
+    if low < high:  # the only key between them
+        fill: gl.constexpr = (1 << GRAIN) - 1
+        low = gl.where(low >= 0, low & ~fill, low | fill)
     return low
 
 
@@ -146,13 +166,15 @@ def _rest(
 
 @gluon.jit
 def finish(
-    score, column, block_ptr, id_ptr, value_ptr,
+    score, column, low, many, block_ptr, id_ptr, value_ptr,
     COUNT: gl.constexpr, PADDED: gl.constexpr, LIMIT: gl.constexpr, SIZE: gl.constexpr,
-    VALUES: gl.constexpr,
+    VALUES: gl.constexpr, GRAIN: gl.constexpr,
 ):  # fmt: skip
-    """Choose from candidates [warps, n]."""
+    """Choose from `many` candidates among [warps, n]; if more than COUNT, COUNT reach key `low`."""
     key = key_of(score)
-    last = gl.maximum(cut(key, COUNT, 0), _NONE + 1)
+    last = gl.to_tensor(-0x7FFFFFFF)
+    if many > COUNT:
+        last = cut(key, low, COUNT, 0, GRAIN)
     left = COUNT - sum_of((key > last).to(gl.int32))
     taken, equals = _write(
         score, column, last, left, 0, 0, block_ptr, id_ptr, value_ptr, LIMIT, SIZE, VALUES
@@ -168,18 +190,18 @@ def choose_any(
 ):  # fmt: skip
     """Choose from columns `first` to `end`, whatever they are: each count reads them all."""
     N: gl.constexpr = 256 * gl.num_warps()
-    low, high, finite = 0x7FFFFFFF, -0x80000000, 0
+    low, high, finite, by_value = 0x7FFFFFFF, -0x80000000, 0, True
     for start in range(first, end, N):
         column = piece(start, N)
         key = key_of(gl.load(score_ptr + column, column < end, float("-inf")).to(gl.float32))
-        least = gl.min(gl.min(gl.where(key > _NONE, key, 0x7FFFFFFF), 1), 0)
-        low, high = gl.minimum(low, least), gl.maximum(high, gl.max(gl.max(key, 1), 0))
+        low, high = gl.minimum(low, least_of(key)), gl.maximum(high, gl.max(gl.max(key, 1), 0))
         finite += sum_of((key > _NONE).to(gl.int32))
     if finite <= COUNT:
         low = gl.minimum(low, high)
         high = low
     while low < high:
-        one, two, three = _bounds(low, high)
+        one, two, three = _bounds(low, high, by_value)
+        by_value = not by_value
         reach = gl.to_tensor(0).to(gl.int64)
         for start in range(first, end, N):
             column = piece(start, N)

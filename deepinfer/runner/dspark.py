@@ -5,12 +5,13 @@ Knows nothing of how many drafts a step verifies.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from deepinfer.device import find_device
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.network import Forward, Network
 from deepinfer.model.state import State
+from deepinfer.ops.draft_start import draft_start
 from deepinfer.runner.rows import Rows
 from deepinfer.runner.runner import Proposal
 from deepinfer.runner.verification import Drawing
@@ -35,6 +36,7 @@ class DraftStages:
         if not 1 <= drafts <= block:
             raise ValueError(f"{drafts} drafts: the stages propose blocks of {block}")
         self._drafts = drafts
+        self._start = draft_start.bind(arch=find_device(str(network.device)).arch)
 
     def seed(self, forward: Forward, state: State) -> None:
         """Store the stages' keys of the positions that the step computed.
@@ -47,16 +49,7 @@ class DraftStages:
 
     def propose(self, rows: Rows, groups: Tensor, state: State, drawing: Drawing) -> Proposal:
         """Drafts that follow each row's newest token, whose own features do not exist yet."""
-        length = rows.length[groups]
-        newest = rows.tokens[groups, length - 1]
-        found = self._drafter.draft(
-            newest,
-            (length - 2).clamp(min=0),
-            torch.where(groups > 0, rows.slot[groups], 0),
-            torch.maximum(rows.decoder_start[groups], rows.lower[groups]),
-            state,
-            drawing,
-            count=self._drafts,
-            keep=False,
-        )
+        draft = self._drafter.draft_arch
+        start = self._start(rows, groups, block=draft.block_size, noise=draft.noise_token_id)
+        found = self._drafter.draft_from(start, state, drawing, count=self._drafts, keep=False)
         return Proposal(found.tokens, found.confidence)

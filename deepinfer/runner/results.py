@@ -27,12 +27,6 @@ class Chosen(NamedTuple):
     logprobs: RowLogprobs | None
 
 
-def pack_drafts(tokens: Tensor, confidence: Tensor) -> Tensor:
-    """Join drafts [groups, drafts] and their fp32 confidences into [groups, 2 drafts] int32."""
-    bits = confidence.to(torch.float32).contiguous().view(torch.int32)
-    return torch.cat((tokens.to(torch.int32), bits), dim=1)
-
-
 @dataclass
 class Outbox:
     """Copies of one step's results, readable when `landed` has passed.

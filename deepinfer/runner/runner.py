@@ -20,12 +20,13 @@ from deepinfer.device import Event, Graphs, find_device
 from deepinfer.model.network import Forward, Network
 from deepinfer.model.state import State
 from deepinfer.ops.decoding import decoding
+from deepinfer.ops.draft_store import draft_store
 from deepinfer.ops.sample import RowLogprobs, SamplerTable, raw_logprobs, top_logprobs
 from deepinfer.runner.choose import Chooser
 from deepinfer.runner.graphs import CaptureReport, Captures, Inputs, StepShape, context_bounds
 from deepinfer.runner.layout import Slices, StepLayout, lay_out
 from deepinfer.runner.masks import MaskTable
-from deepinfer.runner.results import Outbox, pack_drafts
+from deepinfer.runner.results import Outbox
 from deepinfer.runner.rows import RowLimits, Rows, send
 from deepinfer.runner.verification import Drawing, RuleName, Verification
 from deepinfer.runner.windows import Fresh, WindowPool, fresh_snapshots
@@ -134,7 +135,8 @@ class TorchRunner:
             verification, limits.rows, limits.drafts, network.arch.vocab_size, self.device
         )
         self._chooser = Chooser(self.rows, self._verification)
-        self._decode = decoding.bind(arch=find_device(str(self.device)).arch)
+        arch = find_device(str(self.device)).arch
+        self._decode, self._store = decoding.bind(arch=arch), draft_store.bind(arch=arch)
         self._masks: MaskTable | None = None
         engram = network.arch.engram
         self._ngram = 1 if engram is None else engram.max_ngram_size
@@ -336,12 +338,7 @@ class TorchRunner:
         rows = self.rows
         drawing = self._verification.drawing(self._sampler.state, groups, rows.length[groups])
         proposal = proposer.propose(rows, groups, self.state, drawing)
-        count = proposal.tokens.shape[1]
-        columns = rows.length[groups].unsqueeze(1) + torch.arange(count, device=self.device)
-        rows.tokens[groups.unsqueeze(1), columns] = proposal.tokens
-        rows.confidence[groups, :count] = proposal.confidence
-        rows.drafts.index_fill_(0, groups, count)
-        return pack_drafts(proposal.tokens, proposal.confidence)
+        return self._store(rows, groups, proposal.tokens, proposal.confidence)
 
     @torch.inference_mode()
     def logits(self, number: int) -> Tensor:

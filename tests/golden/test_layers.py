@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from deepinfer.model.block import Flow, start
+from deepinfer.model.block import Flow
 from deepinfer.model.network import Pass
 from deepinfer.ops.formats import decode_record
 from deepinfer.runner.assemble import RowSlice, assemble
@@ -64,7 +64,7 @@ def fed(request, runs):
         step.batch, session.state, step.history, None, lambda n, l, v: observed.update({(n, l): v})
     )
     streams, pre = (golden.tensor(FILE, f"s1.{name}") for name in ("resid", "pre_mix"))
-    first = start(network.embed(step.history[:, 0]), network.arch.hc_mult)
+    first = network.begin(step.history[:, 0])
     with nullcontext() if own_order else library_order():
         for layer in network.arch.layers:
             l = layer.index

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deepinfer.arch import PAGE_TOKENS
-from deepinfer.model.block import Flow, start
+from deepinfer.model.block import Flow
 from deepinfer.model.network import Pass
 from deepinfer.model.state import State
 from deepinfer.ops.batch import Batch
@@ -116,7 +116,7 @@ class Rows:
         """Attention from golden streams, then the FFN from golden streams and attention output."""
         l, network, step = layer.index, self.model.network, self.step
         if l == 0:
-            flow = start(network.embed(step.history[:, 0]), self.arch.hc_mult)
+            flow = network.begin(step.history[:, 0])
             self.seen["first_pre", 0] = flow.pre
         else:
             flow = Flow(self.tensor("resid")[l - 1], None, self.tensor("pre_mix")[l])

@@ -136,9 +136,9 @@ def main(share: int, shares: int) -> None:
 
 def run_engine() -> None:
     """A few requests through the whole engine, without graphs."""
-    prompts = [[(7 * i + 11 * k) % 900 + 5 for k in range(n)] for i, n in enumerate((3, 150, 40))]
+    prompts = [[(7 * i + 11 * k) % 900 + 5 for k in range(n)] for i, n in enumerate((3, 150, 9))]
     kinds = [{"temperature": 0}, {"top_p": 0.9, "seed": 3}, {"repetition_penalty": 1.2, "top_k": 9}]
-    params = [SamplingParams(max_tokens=6, logprobs=2, ignore_eos=True, **k) for k in kinds]
+    params = [SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True, **k) for k in kinds]
     with tempfile.TemporaryDirectory() as place:
         llm = LLM(
             nano_directory(Path(place)),

@@ -23,7 +23,7 @@ from deepinfer.nano.corpus import corpus
 from deepinfer.request import RequestOutput, SamplingParams, StructuredOutputsParams
 
 STORED = Path(__file__).parents[1] / "golden_data" / "mixed_noquant.json"
-COUNT, ROWS = 500, 64
+COUNT, ROWS, FEW_PAGES = 500, 64, 40
 SCHEMA = {
     "type": "object",
     "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", 3]}},
@@ -51,32 +51,37 @@ KINDS: tuple[dict[str, Any], ...] = (
 class Asked(NamedTuple):
     """A request; it is aborted once it has generated `abort` tokens (0: at once; None: never)."""
 
-    prompt: str
+    prompt: str | list[int]
     params: SamplingParams
     abort: int | None
 
 
 def asked(count: int, *, drawn: bool = False) -> list[Asked]:
-    """Many requests: some begin with one of a few long texts, so that pages are shared.
+    """Many requests: some begin with one of a few long texts, so that pages are shared; the first
+    ones need another page while they answer.
 
     Greedy all of them, or two thirds drawn if `drawn`.
     """
     source = random.Random(5)
-    texts = corpus(5)
-    long = [" ".join(texts[i::8])[: 250 + 70 * i] for i in range(5)]
+    texts = corpus(5).split("\n\n")
+    long = ["\n\n".join(texts[i::9])[: 420 + 110 * i] for i in range(4)]
     found: list[Asked] = []
     for i in range(count):
-        first = source.choice(long) if source.random() < 0.4 else ""
+        first = source.choice(long) if source.random() < 0.35 else ""
         tail = source.choice(texts)[: source.randint(2, 70)]
+        prompt: str | list[int] = first + tail
+        if i < count // 8:  # fill a page nearly, and grow into another one together
+            prompt = [(53 * i + 7 * k * k + 11 * k) % 1500 + 10 for k in range(119 + i % 8)]
+        length = source.randint(7, 24)
         params = SamplingParams(
             temperature=(0.0, 0.8, 1.2)[i % 3] if drawn else 0.0,
             seed=i,
-            max_tokens=source.randint(7, 24),
+            max_tokens=24 if isinstance(prompt, list) else length,
             logprobs=20,
             **KINDS[i % len(KINDS)],
         )
         abort = source.choice((0, 1, 3, 6)) if source.random() < 0.1 else None
-        found.append(Asked(first + tail, params, abort))
+        found.append(Asked(prompt, params, abort))
     return found
 
 
@@ -163,6 +168,7 @@ def engine(
     *,
     pages: int,
     numerics: str = "noquant",
+    step_tokens: int = 1024,
     recorder: FileRecorder | None = None,
     **options: Any,
 ) -> Service:
@@ -172,14 +178,25 @@ def engine(
         numerics=numerics,
         max_model_len=384,
         max_num_seqs=ROWS,
-        max_num_batched_tokens=1024,
+        max_num_batched_tokens=step_tokens,
         kv_cache_memory_bytes=memory(
             nano, pages=pages, rows=ROWS, quantised=numerics == "checkpoint"
         ),
-        cudagraph_capture_sizes=None if options.get("enforce_eager") else (16, ROWS),
+        cudagraph_capture_sizes=None if options.get("enforce_eager") else (ROWS,),
         **options,
     )
     return build_service(nano, chosen, recorder=recorder).service
+
+
+def served(
+    nano: Path, requests: Sequence[Asked], **options: Any
+) -> tuple[list[RequestOutput], dict[str, Any]]:
+    """Results in order on the device, with too few pages, and the planner's counters."""
+    service = engine(nano, "cuda", pages=FEW_PAGES, step_tokens=8192, **options)
+    outputs = serve(service, requests, ROWS + 20)
+    counters = service.core.scheduler.snapshot()._asdict()
+    service.close()
+    return outputs, counters
 
 
 def by_cpu(requests: Sequence[Asked]) -> list[Answer]:
@@ -202,10 +219,24 @@ def bare(output: RequestOutput) -> object:
     )
 
 
+def aborted_alike(first: RequestOutput, second: RequestOutput) -> bool:
+    """Whether two results agree; of an aborted request, as far as both go."""
+    if "abort" not in (o.outputs[0].finish_reason for o in (first, second)):
+        return bare(first) == bare(second)
+    pairs = zip(first.outputs[0].token_ids, second.outputs[0].token_ids, strict=False)
+    return all(a == b for a, b in pairs)
+
+
+def unlike(first: Sequence[RequestOutput], second: Sequence[RequestOutput]) -> list[int]:
+    """Places of results that differ."""
+    pairs = zip(first, second, strict=True)
+    return [place for place, pair in enumerate(pairs) if not aborted_alike(*pair)]
+
+
 if __name__ == "__main__":
     found: list[Answer] = []
-    for low in range(0, COUNT, 50):
-        found += by_cpu(asked(COUNT)[low : low + 50])
+    for low in range(0, COUNT, 100):
+        found += by_cpu(asked(COUNT)[low : low + 100])
         sys.stderr.write(f"{len(found)} of {COUNT}\n")
     lines = ",\n".join(json.dumps(answer, ensure_ascii=False) for answer in found)
     text = f'{{"digest": "{weights_digest()}", "answers": [\n{lines}\n]}}\n'

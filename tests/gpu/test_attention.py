@@ -13,6 +13,7 @@ from tests.ops.small import SMALL
 
 pytest.importorskip("triton")
 from deepinfer.ops.sparse_attention import triton as kernel
+from deepinfer.ops.sparse_attention import triton_split as split
 
 pytestmark = pytest.mark.gpu
 LIKE_THE_RELEASE = replace(
@@ -104,11 +105,52 @@ def test_scales_of_any_size_are_decoded_as_in_the_reference(gpu, size):
 @pytest.mark.parametrize("ratio", [0, 1])
 def test_the_shapes_of_programs_change_no_bits(gpu, ratio, monkeypatch):
     case = given(gpu, LIKE_THE_RELEASE, ratio)
-    wanted = kernel.sparse_attention(**case)
-    monkeypatch.setattr(kernel, "_TOKENS", 100)  # of 211
+    wanted = split.tiled(**case, tiles=split.choose(len(case["q"])))
+    monkeypatch.setattr(split, "_TOKENS", 100)  # of 211
     for tiles in (
-        kernel.Tiles(64, 2, 64, 4, 2),
-        kernel.Tiles(256, 1, 256, 8, 1),
-        kernel.Tiles(512, 1, 512, 8, 2),
+        split.Tiles(64, 2, 64, 4, 2),
+        split.Tiles(256, 1, 256, 8, 1),
+        split.Tiles(512, 1, 512, 8, 2),
     ):
-        torch.testing.assert_close(kernel.tiled(**case, tiles=tiles), wanted, rtol=0, atol=0)
+        torch.testing.assert_close(split.tiled(**case, tiles=tiles), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 2])
+@pytest.mark.parametrize("arch", [SMALL, LIKE_THE_RELEASE])
+def test_one_launch_has_the_bits_of_two_with_any_number_of_programs(gpu, arch, ratio):
+    case = given(gpu, arch, ratio)
+    wanted = split.tiled(**case, tiles=split.choose(8))
+    for programs in (132, 7, 1):
+        torch.full((2**28,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
+        found = kernel.in_one(**case, programs=programs)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-4, 30.0, 1e3])
+def test_one_launch_has_the_bits_of_two_however_far_scores_lie_apart(gpu, size):
+    case = given(gpu, LIKE_THE_RELEASE, 1)
+    window, latent = case["layout"].window, case["layout"].latent
+    ids = torch.where(case["ids"] % 3 == 0, case["ids"], -1)
+    case |= {"q": case["q"] * size, "ids": ids}
+    for recent, selected in ((None, None), (100, 60), (127, 40), (110, 126)):
+        if recent is not None:
+            for place in ("records", "ring"):
+                case[place][..., window.code_bytes :] = recent
+            case["pages"].latents[..., latent.code_bytes :] = selected
+        wanted = split.tiled(**case, tiles=split.choose(8))
+        assert bool(torch.isfinite(wanted).all())
+        torch.testing.assert_close(kernel.in_one(**case), wanted, rtol=0, atol=0)
+
+
+def test_a_selection_may_be_empty_or_have_holes(gpu):
+    case = given(gpu, LIKE_THE_RELEASE, 1)
+    ids = case["ids"]
+    some = torch.where(ids % 3 == 0, ids, -1)
+    for chosen in (torch.full_like(ids, -1), some, some[:, :100], some[:, :0]):
+        part: dict[str, Any] = case | {"ids": chosen.contiguous()}
+        wanted = sparse_attention.reference(**part)
+        for found in (
+            kernel.in_one(**part),
+            split.tiled(**part, tiles=split.choose(8)),
+        ):
+            assert bool((row_errors(found, wanted) < 5e-3).all())

@@ -9,17 +9,13 @@ from deepinfer.nano.build import nano_directory
 pytestmark = pytest.mark.gpu
 
 
-def test_one_digest_alone_and_among_63_with_graphs_drafts_chunks_and_hits(gpu, tmp_path_factory):
+def test_one_digest_alone_and_among_63_with_graphs_and_drafts_and_directly_in_chunks(
+    gpu, tmp_path_factory
+):
     nano = nano_directory(tmp_path_factory.mktemp("nano"))
     grids = {
-        False: [
-            Grid((4, 64), (0,), (1,), (3,), repeat=True, prompt_tokens=150, max_tokens=10),
-            Grid((64,), (90,), (1,), (0,), prompt_tokens=150, max_tokens=10),
-        ],
-        True: [
-            Grid((64,), (0,), (1,), ("adaptive",), prompt_tokens=150, max_tokens=10),
-            Grid((4,), (7,), (1,), (0,), preempt=True, prompt_tokens=150, max_tokens=10),
-        ],
+        False: [Grid((1, 64), (0,), (1,), (3,), prompt_tokens=150, max_tokens=10)],
+        True: [Grid((4,), (7,), (1,), (0,), preempt=True, prompt_tokens=150, max_tokens=10)],
     }
     runs = [
         run
@@ -29,6 +25,6 @@ def test_one_digest_alone_and_among_63_with_graphs_drafts_chunks_and_hits(gpu, t
             nano, EngineOptions(device="cuda", enforce_eager=eager), grid
         ).runs
     ]
-    assert len(runs) == 4 + 1 + 1 + 2
+    assert len(runs) == 2 + 2
     assert len({run.digest for run in runs}) == 1, runs
     assert any(run.preemptions for run in runs)

@@ -59,6 +59,26 @@ def test_tokens_are_those_of_the_reference(gpu, drafts, count):
                 assert same(one, two), name
 
 
+@pytest.mark.parametrize("drafts", [3, 5])
+def test_a_budget_for_all_drafts_gives_all_of_them_whatever_the_padding(gpu, drafts):
+    for seed in range(20):
+        made = table(seed, 12, drafts, 0, gpu.device)
+        made.confidence = torch.randn(12, drafts, device=gpu.device)
+        made.temperature = torch.rand(drafts, device=gpu.device).double() + 0.5
+        real = torch.arange(1, 8, device=gpu.device)
+        made.budget.fill_(len(real) * drafts)
+        wanted = kernel.decoding(made, real, places=len(real) * drafts, ngram=1).verified
+        made.budget.fill_(int(wanted.sum()))
+        padded = torch.cat((real, real.new_zeros(25)))
+        found = kernel.decoding(made, padded, places=len(padded) * drafts, ngram=1).verified
+        assert torch.equal(found[:7], wanted)
+        assert not found[7:].any()
+        less = max(int(wanted.sum()) - 2, 0)
+        made.budget.fill_(less)
+        found = kernel.decoding(made, padded, places=len(padded) * drafts, ngram=1).verified
+        assert int(found.sum()) == less
+
+
 def test_no_rows_give_no_tokens(gpu):
     made = table(0, 4, 3, 5, gpu.device)
     found = kernel.decoding(made, made.length[:0], places=7, ngram=4)

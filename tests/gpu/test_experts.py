@@ -38,7 +38,7 @@ def compare(x: Quantised, ids: Tensor, share: Tensor, weights: ExpertWeights) ->
     return found
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 64, 257, 4096])
+@pytest.mark.parametrize("tokens", [1, 7, 64, 257, 700, 4096])
 @pytest.mark.parametrize("count", [6, 48])
 def test_rows_agree_with_the_reference(gpu, tokens, count):
     weights = cases.expert_weights(count, HIDDEN, INNER, gpu.device)
@@ -107,6 +107,23 @@ def test_tiles_change_no_bits(gpu, rows, width):
     small, tile = Tile(128, 16, 4, 4), Tile(rows, width, max(4, rows // 32), 3)
     wanted = kernels.launch(x, ids, share, weights, LIMIT, Tiles(small, small))
     found = kernels.launch(x, ids, share, weights, LIMIT, Tiles(tile, tile))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("least", [16, 32])
+@pytest.mark.parametrize("width", [64, 128])
+def test_tiles_with_few_rows_multiply_fewer_tokens_with_the_same_bits(gpu, width, least):
+    weights = pack(cases.expert_weights(9, HIDDEN, INNER, gpu.device))
+    rows = torch.tensor([1, 16, 17, 32, 33, 64, 65, 0, 128])  # of each expert
+    ids = torch.arange(9).repeat_interleave(rows)
+    ids = ids[torch.randperm(len(ids))].to(gpu.device)
+    ids = torch.stack((ids, torch.full_like(ids, -1)), 1)
+    x, share = cases.activations(len(ids), HIDDEN, gpu.device), torch.rand(ids.shape).to(ids.device)
+    narrow = Tile(128, 16, 4, 4)
+    wanted = kernels.launch(x, ids, share, weights, LIMIT, Tiles(narrow, narrow))
+    tile = Tile(128, width, 4, 3)
+    poisoned()
+    found = kernels.launch(x, ids, share, weights, LIMIT, Tiles(tile, tile, least=least))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 

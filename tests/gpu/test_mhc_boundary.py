@@ -65,7 +65,16 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
     packed = kernels.pack(cases.hyper_weights(HIDDEN, gpu.device))
     streams, pending, pre = cases.boundary_inputs(300, HIDDEN, gpu.device)
     whole = kernels.mhc_boundary(streams, pending, pre, packed, **FACTS)
-    for first, last in ((0, 1), (63, 64), (299, 300), (3, 19), (0, 64), (30, 94), (0, 65)):
+    for first, last in (
+        (0, 1),
+        (63, 64),
+        (299, 300),
+        (3, 19),
+        (0, 64),
+        (30, 94),
+        (0, 65),
+        (9, 209),
+    ):
         rows = torch.arange(first, last, device=gpu.device)
         part = kernels.mhc_boundary(streams[rows], pending.rows(rows), pre[rows], packed, **FACTS)
         wanted = whole.rows(rows)
@@ -80,16 +89,16 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
 def test_plans_change_no_bits(gpu):
     packed = kernels.pack(cases.hyper_weights(HIDDEN, gpu.device))
     streams, pending, pre = cases.boundary_inputs(200, HIDDEN, gpu.device)
-    facts = tuple(FACTS.values())
     usual = kernels.PLAN
-    whole = kernels.launch(streams, pending, pre, packed, *facts, usual)
+    whole = kernels.launch(streams, pending, pre, packed, **FACTS, plan=usual)
     for plan in (
         usual._replace(few=200),
         usual._replace(few=200, narrow=200),
         usual._replace(few=0, registers=None),
-        usual._replace(few=0, step=128, stages=3, split_tokens=2, split_warps=4),
+        usual._replace(few=0, alone=0),
+        usual._replace(few=0, alone=0, step=128, stages=3, split_tokens=4, split_warps=2),
     ):
-        found = kernels.launch(streams, pending, pre, packed, *facts, plan)
+        found = kernels.launch(streams, pending, pre, packed, **FACTS, plan=plan)
         for name in ("streams", "pre", "post", "comb", "hidden"):
             assert torch.equal(getattr(found, name), getattr(whole, name)), (plan, name)
 

@@ -5,7 +5,7 @@ import torch
 
 from deepinfer.bench import cases
 from deepinfer.ops.formats import Quantised, dequantise_fp8
-from deepinfer.ops.low_rank import LowRankWeights, low_rank
+from deepinfer.ops.low_rank import LowRank, LowRankWeights, low_rank
 
 pytest.importorskip("triton")
 from deepinfer.ops import triton_rows
@@ -15,6 +15,12 @@ from deepinfer.ops.low_rank import triton as kernel
 pytestmark = pytest.mark.gpu
 HIDDEN, RANK, KEY = 5120, 1280, 512
 TOKENS = [1, 8, 40, 64, 100, 300, 600]
+
+
+def pair_of(found: LowRank) -> Quantised:
+    pair = found.query.quantised
+    assert pair is not None
+    return pair
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +43,9 @@ def test_both_have_the_bits_of_products_and_norm_one_by_one(gpu, weights, tokens
     )
     assert torch.equal(found.kv, linear.linear_fp8(x, second))
     assert torch.equal(found.query.hidden, hidden)
-    assert torch.equal(found.query.quantised.codes, pair.codes)
-    assert torch.equal(found.query.quantised.scale, pair.scale)
+    assert pair is not None
+    assert torch.equal(pair_of(found).codes, pair.codes)
+    assert torch.equal(pair_of(found).scale, pair.scale)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -50,7 +57,7 @@ def test_rows_agree_with_the_reference(gpu, weights, tokens):
         (found.kv, wanted.kv, 5e-3),
         (found.query.hidden, wanted.query.hidden, 5e-3),
         # A last bit of the norm that falls the other way moves some codes by a whole step.
-        (dequantise_fp8(found.query.quantised), dequantise_fp8(wanted.query.quantised), 3e-2),
+        (dequantise_fp8(pair_of(found)), dequantise_fp8(pair_of(wanted)), 3e-2),
     ):
         error = (one.double() - other.double()).norm(dim=1) / other.double().norm(dim=1)
         assert bool((error < bound).all()), f"largest error of a row {error.max().item():.2e}"
@@ -65,7 +72,7 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu, weights):
         part = kernel.low_rank(some, packed, eps=1e-6, quantise=True)
         assert torch.equal(part.kv, whole.kv[first:last])
         assert torch.equal(part.query.hidden, whole.query.hidden[first:last])
-        assert torch.equal(part.query.quantised.codes, whole.query.quantised.codes[first:last])
+        assert torch.equal(pair_of(part).codes, pair_of(whole).codes[first:last])
 
 
 def test_plain_input_and_plain_weights_are_refused_with_the_remedy(gpu, weights):

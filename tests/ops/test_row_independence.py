@@ -19,7 +19,7 @@ WITH_CASES = sorted(
     if module.ispkg and importlib.util.find_spec(f"deepinfer.ops.{module.name}.cases")
 )
 # These change tables of rows and rings; their own tests say what they leave alone.
-OF_THE_TABLE = {"conclude", "decoding", "write_records"}
+OF_THE_TABLE = {"conclude", "decoding", "draft_start", "draft_store", "write_records"}
 # One token a request, at positions on both sides of the window and of page borders.
 DECODE = [(p, 1) for p in (0, 1, 2, 14, 15, 16, 17, 40, 126, 127, 128, 129, 200, 255, 256, 300, 5)]
 PREFILL = [(0, 150), (37, 1), (100, 110)]

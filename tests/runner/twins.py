@@ -107,9 +107,22 @@ class Twins:
 
     def collect(self, number: int) -> StepResult:
         first, second = self.plain.collect(number), self.other.collect(number)
-        assert same(first, second), f"step {number}: {self.plans[number]}"
+        assert same(first, second), (
+            f"step {number}: {differing(first, second)} {self.plans[number]}"
+        )
         self.compared += 1
         return first
+
+
+def differing(first: StepResult, second: StepResult) -> dict[str, object]:
+    """The arrays of two results that are not equal, by name."""
+    pairs = ((item.name, getattr(first, item.name), getattr(second, item.name))
+             for item in dataclasses.fields(first))  # fmt: skip
+    return {
+        name: (one.tolist(), two.tolist())
+        for name, one, two in pairs
+        if isinstance(one, np.ndarray) and not np.array_equal(one, two)
+    }
 
 
 def same(first: StepResult, second: StepResult) -> bool:

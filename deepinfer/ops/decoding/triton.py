@@ -1,7 +1,7 @@
-"""The tokens of decoding rows in two Triton launches; integers, and fp64 for who goes first.
+"""The tokens of decoding rows in three Triton launches; integers, and fp64 for who goes first.
 
-The first launch gives each row its drafts: a draft's rank is the number of likelier ones, so there
-is no sort. The second one finds the row of each token. Knows nothing of plans and networks.
+The first two give each row its drafts: a draft's rank is the number of likelier ones, so there is
+no sort. The third one finds the row of each token. Knows nothing of plans and networks.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -16,66 +16,62 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.decoding.reference import Decoding, RowState
 
-_ROWS = 32  # whose drafts are compared at a time
+_ROWS = 32  # a program
+_COMPARED = 256  # drafts at a time
 _TOKENS = 32  # a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _worth(
-    row, there, length_ptr, limit_ptr, draft_ptr, cap_ptr, ended_ptr, confidence_ptr,
-    temperature_ptr,
-    DRAFTS: tl.constexpr, PADDED: tl.constexpr,
+    row_ptr, length_ptr, limit_ptr, draft_ptr, cap_ptr, ended_ptr, confidence_ptr,
+    temperature_ptr, worth_ptr, count,
+    DRAFTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Probability fp64 [rows, PADDED] that drafts are accepted, -1 if they may not be verified;
-    how many may [rows]."""
+    """Probabilities fp64 [count, DRAFTS] that drafts are accepted, -1 if they may not be verified.
+
+    Ranks compare what is stored here: computed twice, a product could round in two ways.
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = place < count
+    row = tl.load(row_ptr + place, there, 0)
     room = tl.load(limit_ptr + row) - tl.load(length_ptr + row) - 1
     wanted = tl.minimum(tl.load(cap_ptr + row), tl.load(draft_ptr + row))
     wanted = tl.maximum(tl.minimum(wanted, room), 0)
-    wanted = tl.where(there & (tl.load(ended_ptr + row) == 0), wanted, 0)
+    wanted = tl.where(tl.load(ended_ptr + row) == 0, wanted, 0)
     draft = tl.arange(0, PADDED)[None, :]
     inside = draft < DRAFTS
-    at = row[:, None] * DRAFTS + draft
-    confidence = tl.load(confidence_ptr + at, inside, 0.0).to(tl.float64)
+    confidence = tl.load(confidence_ptr + row[:, None] * DRAFTS + draft, inside, 0.0)
+    confidence = confidence.to(tl.float64)
     value = confidence / tl.load(temperature_ptr + draft, inside, 1.0)
     right = 1 / (1 + tl.exp(-value))
     right = tl.where((confidence == 0) | (confidence != confidence), 1.0, right)
-    worth = tl.cumprod(right, 1)
-    return tl.where(inside & (draft < wanted[:, None]), worth, -1.0), wanted
+    worth = tl.where(draft < wanted[:, None], tl.cumprod(right, 1), -1.0)
+    tl.store(worth_ptr + place[:, None] * DRAFTS + draft, worth, inside & there[:, None])
 
 
 @triton.jit(do_not_specialize=["count"])
 def _share(
-    row_ptr, length_ptr, limit_ptr, draft_ptr, cap_ptr, ended_ptr, confidence_ptr,
-    temperature_ptr, budget_ptr, verified_ptr, count,
-    DRAFTS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    worth_ptr, budget_ptr, verified_ptr, count,
+    DRAFTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Drafts that one row verifies."""
+    """Drafts that one row verifies: those with fewer likelier ones than the budget."""
     gdc_wait()
     gdc_launch_dependents()
-    mine = tl.program_id(0)
-    own, wanted = _worth(
-        tl.load(row_ptr + mine + tl.zeros([1], tl.int32)), tl.full([1], True, tl.int1),
-        length_ptr, limit_ptr, draft_ptr, cap_ptr, ended_ptr, confidence_ptr, temperature_ptr,
-        DRAFTS, PADDED,
-    )  # fmt: skip
-    budget, draft = tl.load(budget_ptr), tl.arange(0, PADDED)
-    ahead = tl.zeros([1, PADDED], tl.int32)
-    if budget < count * DRAFTS:
-        for start in range(0, count, ROWS):
-            other = start + tl.arange(0, ROWS)
-            there = other < count
-            worth, _ = _worth(
-                tl.load(row_ptr + other, there, 0), there,
-                length_ptr, limit_ptr, draft_ptr, cap_ptr, ended_ptr, confidence_ptr,
-                temperature_ptr, DRAFTS, PADDED,
-            )  # fmt: skip
-            place = other[:, None] * PADDED + draft[None, :]
-            place = tl.reshape(place, (ROWS * PADDED, 1))
-            worth = tl.reshape(worth, (ROWS * PADDED, 1))
-            before = (worth == own) & (place < mine * PADDED + draft[None, :])
-            ahead += tl.sum(((worth > own) | before).to(tl.int32), 0)[None, :]
+    row, draft = tl.program_id(0), tl.arange(0, PADDED)
+    mine = row * DRAFTS + draft
+    own = tl.load(worth_ptr + mine, draft < DRAFTS, -1.0)
+    budget, size = tl.load(budget_ptr), count * DRAFTS
+    ahead = tl.zeros([PADDED], tl.int32)
+    if budget < size:
+        for start in range(0, size, BLOCK):
+            other = start + tl.arange(0, BLOCK)
+            worth = tl.load(worth_ptr + other, other < size, -1.0)[:, None]
+            before = (worth == own[None, :]) & (other[:, None] < mine[None, :])
+            ahead += tl.sum(((worth > own[None, :]) | before).to(tl.int32), 0)
     taken = (own >= 0) & (ahead < budget)
-    tl.store(verified_ptr + mine + tl.zeros([1], tl.int32), tl.sum(taken.to(tl.int64), 1))
+    tl.store(verified_ptr + row, tl.sum(taken.to(tl.int64), 0))
 
 
 @triton.jit(do_not_specialize=["count", "total"])
@@ -125,10 +121,15 @@ def decoding(table: RowState, rows: Tensor, *, places: int, ngram: int) -> Decod
     first, out = torch.empty_like(rows), rows.new_empty((7, total))
     words = rows.new_empty((total, ngram))
     if count and drafts:
-        _share[(count,)](
+        padded = triton.next_power_of_2(drafts)
+        worth = torch.empty((count, drafts), dtype=torch.float64, device=rows.device)
+        _worth[(triton.cdiv(count, _ROWS),)](
             rows, table.length, table.limit, table.drafts, table.cap, table.ended,
-            table.confidence, table.temperature, table.budget, verified, count,
-            drafts, triton.next_power_of_2(drafts), _ROWS,
+            table.confidence, table.temperature, worth, count, drafts, padded, _ROWS,
+            num_warps=4, launch_pdl=True,
+        )  # fmt: skip
+        _share[(count,)](
+            worth, table.budget, verified, count, drafts, padded, _COMPARED,
             num_warps=4, launch_pdl=True,
         )  # fmt: skip
     if count:

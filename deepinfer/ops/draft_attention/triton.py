@@ -33,21 +33,14 @@ _START: tl.constexpr = tl.constexpr(-1e30)  # finite, so that a group without a 
 class Tiles(NamedTuple):
     """Shapes of the programs; none of them changes bits.
 
-    parts: groups of slots that a program of the first launch takes one after another, so that the
-    query is read once; step: channels that it multiplies at a time; stages: of that loop.
-    channels: of a program of the second launch; sum_stages: of its loop.
+    step: channels that the first launch multiplies at a time; stages: of its loop. channels: of a
+    program of the second launch; sum_stages: of its loop.
     """
 
-    parts: int
-    step: int
-    stages: int
-    channels: int
-    sum_stages: int
-
-
-def choose(requests: int) -> Tiles:
-    """Many small programs for few requests."""
-    return Tiles(1 if requests <= 16 else 3, 128, 2, 128, 3)
+    step: int = 128
+    stages: int = 2
+    channels: int = 128
+    sum_stages: int = 3
 
 
 @triton.jit
@@ -87,34 +80,31 @@ def _weigh(
     QUERIES: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
     WINDOW: tl.constexpr, RING: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr,
-    EACH: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
+    STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Numerators of EACH groups of SLOTS slots: exp2(score - high), high the next integer above
-    the largest score of a group."""
+    """Numerators of SLOTS slots: exp2(score - high), high the next integer above the largest."""
     gdc_wait()
     gdc_launch_dependents()
-    groups: tl.constexpr = (PARTS + EACH - 1) // EACH
-    token, first = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(0) % groups * EACH
+    token, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
     head, slot = tl.program_id(1) * PADDED + tl.arange(0, PADDED), tl.arange(0, SLOTS)
     there = head < HEADS
+    at, used = _find(
+        record_ptr, ring_ptr, slot_ptr, anchor_ptr, lower_ptr, ring_slot,
+        token // QUERIES, part * SLOTS + slot, BLOCK, WIDTH, WINDOW, RING,
+    )  # fmt: skip
     q_ptr += (token * HEADS + head)[:, None] * WIDTH + tl.arange(0, STEP)[None, :]
-    share_ptr += (token * HEADS + head)[:, None] * (PARTS * SLOTS) + slot[None, :]
-    for part in range(first, tl.minimum(first + EACH, PARTS)):
-        at, used = _find(
-            record_ptr, ring_ptr, slot_ptr, anchor_ptr, lower_ptr, ring_slot,
-            token // QUERIES, part * SLOTS + slot, BLOCK, WIDTH, WINDOW, RING,
-        )  # fmt: skip
-        score = tl.zeros([PADDED, SLOTS], tl.float32)
-        for low in tl.range(0, WIDTH, STEP, num_stages=STAGES):
-            q = tl.load(q_ptr + low, there[:, None], 0.0)
-            score = tl.dot(q, tl.trans(_keys(at, used, low, STEP, WIDTH, q.dtype)), score)
-        score = tl.where(used[None, :], score * scale, float("-inf"))
-        high = tl.ceil(tl.maximum(tl.max(score, 1), _START))
-        share = tl.exp2(score - high[:, None])
-        kept = (token * PARTS + part) * HEADS + head
-        tl.store(high_ptr + kept, high, there)
-        tl.store(total_ptr + kept, tl.sum(share, 1), there)
-        tl.store(share_ptr + part * SLOTS, share.to(share_ptr.dtype.element_ty), there[:, None])
+    score = tl.zeros([PADDED, SLOTS], tl.float32)
+    for low in tl.range(0, WIDTH, STEP, num_stages=STAGES):
+        q = tl.load(q_ptr + low, there[:, None], 0.0)
+        score = tl.dot(q, tl.trans(_keys(at, used, low, STEP, WIDTH, q.dtype)), score)
+    score = tl.where(used[None, :], score * scale, float("-inf"))
+    high = tl.ceil(tl.maximum(tl.max(score, 1), _START))
+    share = tl.exp2(score - high[:, None])
+    kept = (token * PARTS + part) * HEADS + head
+    tl.store(high_ptr + kept, high, there)
+    tl.store(total_ptr + kept, tl.sum(share, 1), there)
+    column = (token * HEADS + head)[:, None] * (PARTS * SLOTS) + part * SLOTS + slot[None, :]
+    tl.store(share_ptr + column, share.to(share_ptr.dtype.element_ty), there[:, None])
 
 
 @triton.jit
@@ -186,7 +176,7 @@ def draft_attention(
         raise ValueError(f"draft_attention: the kernel takes FP8 records, not {record.format}")
     return tiled(
         q, records, ring, slots, anchors, lower, sink, by,
-        window=window, scale=scale, tiles=choose(len(q)),
+        window=window, scale=scale, tiles=Tiles(),
     )  # fmt: skip
 
 
@@ -218,9 +208,9 @@ def tiled(
     stored = records.contiguous(), ring, slots, anchors, lower
     sizes = queries, block, heads, padded, width, window, ring.shape[1], SLOTS, parts
     channels, blocks = min(tiles.channels, width), triton.cdiv(heads, padded)
-    _weigh[(tokens * triton.cdiv(parts, tiles.parts), blocks)](
+    _weigh[(tokens * parts, blocks)](
         q.contiguous(), *stored, share, high, total, scale * LOG2_E, ring.stride(0),
-        *sizes, tiles.parts, min(tiles.step, width), tiles.stages,
+        *sizes, min(tiles.step, width), tiles.stages,
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     _sum[(tokens * (width // channels), blocks)](

@@ -33,10 +33,9 @@ def _fields(codes: Tensor) -> Tensor:
     """Four codes [..., 2 halves of K, 2 rows] -> one 16-bit field that `_DECODE` takes apart."""
     sign, size = (codes >> 3).to(torch.int32), (codes & 7).to(torch.int32)
     first = (sign[..., 0, 0] << 15) | (size[..., 0, 0] << 6)
-    second = (sign[..., 0, 1] << 12) | (size[..., 0, 1] << 3)
+    second = (sign[..., 0, 1] << 14) | (size[..., 0, 1] << 3)
     third = (sign[..., 1, 0] << 9) | size[..., 1, 0]
-    high, low = size[..., 1, 1] >> 2, size[..., 1, 1] & 3
-    fourth = (sign[..., 1, 1] << 14) | (high << 13) | (low << 10)
+    fourth = (sign[..., 1, 1] << 13) | (size[..., 1, 1] << 10)
     return (first | second | third | fourth).to(torch.int16)
 
 

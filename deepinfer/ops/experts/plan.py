@@ -31,21 +31,27 @@ class Tiles(NamedTuple):
     """Tiles of both products; they share the token width, because they share the tile table.
 
     `own`: each expert has one tile of its own, which holds as many tokens as there are, so that
-    its weights can be fetched before the routing is known.
+    its weights can be fetched before the routing is known. `least`: a tile with few rows multiplies
+    a half or a quarter of its width, but no fewer tokens than this; None: always all. `overlap`:
+    a launch may start while the one before ends; with `own` it always may.
     """
 
     gate_up: Tile
     down: Tile
     own: bool = False
+    least: int | None = None
+    overlap: bool = False
 
 
 def _both(tile: Tile, own: bool = False) -> Tiles:
     return Tiles(tile, tile, own)
 
 
-# Measured on one H200 (docs/kernels.md).
+# Measured on one H200 (docs/kernels.md). With 64 tokens three programs share a multiprocessor; with
+# one buffer more only two would.
 _BY_WIDTH = {
     16: _both(Tile(128, 16, 4, 4)),
+    32: _both(Tile(128, 32, 4, 4)),
     64: _both(Tile(128, 64, 4, 3)),
     128: _both(Tile(128, 128, 4, 2)),
 }
@@ -63,14 +69,18 @@ def choose(tokens: int, k: int, experts: int) -> Tiles:
     """Tiles for `tokens` tokens of `k` choices each among `experts` experts.
 
     Of few experts each has one tile as long as that holds all tokens. Elsewhere the width is the
-    smallest that holds an expert's mean share and a quarter more, so that most experts fill one
-    tile while their weights are read once; where every token takes every expert the share is exact.
+    smallest that holds an expert's mean share, and up to 32 a quarter more, so that most experts
+    fill one tile while their weights are read once; where rows are few a tile multiplies a part of
+    its width. Launches of many experts overlap unless there are so few tokens that the programs of
+    the next kernel would find free multiprocessors and crowd them.
     """
     if experts <= _FEW and tokens <= max(_OF_FEW):
         return next(tiles for width, tiles in sorted(_OF_FEW.items()) if tokens <= width)
-    share = tokens * k / experts * (1.25 if experts > k else 1.0)
-    width = next((w for w in sorted(_BY_WIDTH) if share <= w), max(_BY_WIDTH))
-    return _BY_WIDTH[width]
+    share, more = tokens * k / experts, 1.25 if experts > k else 1.0
+    width = next((w for w in _BY_WIDTH if share * (more if w <= 32 else 1.0) <= w), max(_BY_WIDTH))
+    if experts <= _FEW:
+        return _BY_WIDTH[width]
+    return _BY_WIDTH[width]._replace(least=16, overlap=tokens * k >= experts)
 
 
 def most_tiles(rows: int, experts: int, width: int) -> int:

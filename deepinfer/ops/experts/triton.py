@@ -2,10 +2,9 @@
 
 Four launches: sort the (token, choice) pairs by expert and decode the input; gate and up with the
 activation and its FP8 rounding; down; sum by ascending expert. Products of decoded codes are exact
-in bf16 and are added in fp32, in one order for every batch. Where each expert has one tile of its
-own, launches overlap (programmatic dependent launch): weights are fetched while the kernel before
-ends. Elsewhere overlapping launches would crowd some multiprocessors. Knows nothing of how experts
-are chosen. Meaning: reference.py.
+in bf16 and are added in fp32, in one order for every batch. Launches overlap (programmatic
+dependent launch) where the plan says so: weights are fetched while the kernel before ends. Knows
+nothing of how experts are chosen. Meaning: reference.py.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -22,11 +21,13 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.experts.packing import PackedExperts
-from deepinfer.ops.experts.plan import Tiles, choose, most_tiles
+from deepinfer.ops.experts.plan import Tile, Tiles, choose, most_tiles
+from deepinfer.ops.experts.triton_activation import activate, store
 from deepinfer.ops.experts.triton_pairs import combine, prepare
-from deepinfer.ops.formats import Quantised
+from deepinfer.ops.formats import Fp4Weight, Quantised
 
-_SORT_ROWS = 64  # (token, choice) pairs that one program of `prepare` places
+_COMPARED = 4096  # so many (token, choice) pairs are sorted by comparing, more by counting
+_TILES = 32  # tiles that one program of `prepare` names
 _DECODE_COLUMNS = 1024
 _LEAST_COLUMNS = 512  # four steps, so that the copies ahead never pass the end
 
@@ -36,18 +37,18 @@ _LEAST_COLUMNS = 512  # four steps, so that the copies ahead never pass the end
 # multiplier 2^(scale + 94) leaves a factor 2^-32, which the epilogue takes back exactly.
 _DECODE = gl.constexpr("""
 {
-.reg .b32 t, u, v;
+.reg .b32 t, u;
 and.b32 $0, $4, 0x81C081C0;
 shl.b32 t, $4, 3;
-and.b32 $1, t, 0x81C081C0;
-shl.b32 u, $4, 6;
-and.b32 $2, u, 0x81C081C0;
-shl.b32 t, $4, 1;
-and.b32 t, t, 0x80008000;
-shr.u32 u, $4, 5;
-lop3.b32 t, u, 0x01000100, t, 0xEA;
-shr.u32 v, $4, 4;
-lop3.b32 $3, v, 0x00C000C0, t, 0xEA;
+shl.b32 u, $4, 1;
+and.b32 t, t, 0x01C001C0;
+lop3.b32 $1, u, 0x80008000, t, 0xEA;
+shl.b32 t, $4, 6;
+and.b32 $2, t, 0x81C081C0;
+shr.u32 t, $4, 4;
+shl.b32 u, $4, 2;
+and.b32 t, t, 0x01C001C0;
+lop3.b32 $3, u, 0x80008000, t, 0xEA;
 mul.rn.bf16x2 $0, $0, $5;
 mul.rn.bf16x2 $1, $1, $7;
 mul.rn.bf16x2 $2, $2, $9;
@@ -167,126 +168,73 @@ def _product(
     return total * 4294967296.0  # takes back the factor of `_DECODE`
 
 
-# Two values at a time: a conversion of one costs four times as much.
-_ROUND = gl.constexpr("""
-{
-.reg .b32 t;
-cvt.rn.bf16x2.f32 t, $3, $2;
-shl.b32 $0, t, 16;
-and.b32 $1, t, 0xFFFF0000;
-}
-""")
-
-
 @gluon.jit
-def _bf16_rounded(value):
-    """fp32 rounded to bf16, as fp32."""
-    return gl.inline_asm_elementwise(_ROUND, "=&r,=r,r,r", [value], gl.float32, True, 2)
-
-
-@gluon.jit
-def _fp8_rounded(value):
-    """FP8 of groups of 32 rows of [rows, tokens] fp32, decoded again; bf16, exact."""
-    rows: gl.constexpr = value.shape[0]
-    tokens: gl.constexpr = value.shape[1]
-    groups = value.reshape([rows // 32, 32, tokens])
-    size = gl.maximum(gl.max(gl.abs(groups), 1), 1e-4)
-    bits = size.to(gl.int32, bitcast=True)
-    exponent = (bits >> 23) - 8 + ((bits & 0x7FFFFF) > 0x600000).to(gl.int32)  # 448 = 1.75 * 2^8
-    scale = gl.expand_dims((exponent << 23).to(gl.float32, bitcast=True), 1)
-    inverse = gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1)
-    codes = (groups * inverse).to(gl.float8e4nv)
-    return (codes.to(gl.float32) * scale).to(gl.bfloat16).reshape([rows, tokens])
-
-
-@gluon.jit
-def _gate_up(
-    x_ptr, w_ptr, s_ptr, order_ptr, expert_ptr, first_ptr, rows_ptr, share_ptr, h_ptr, limit,
-    CHOICES: gl.constexpr, K: gl.constexpr, INNER: gl.constexpr,
-    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
-    OWN: gl.constexpr,
+def _whole(
+    words, scales, w_ptr, s_ptr, x_ptr, order_ptr, share_ptr, out_ptr, limit, first, rows, block,
+    K: gl.constexpr, OUT: gl.constexpr, CHOICES: gl.constexpr, ROWS: gl.constexpr,
+    TOKENS: gl.constexpr, DEPTH: gl.constexpr,
 ):  # fmt: skip
-    """h = FP8-rounded bf16(silu(gate) * up * routing weight), a row per sorted pair."""
-    warps: gl.constexpr = gl.num_warps()
-    block, tile = gl.program_id(0), gl.program_id(1)
-    gdc_launch_dependents()
-    if OWN:
-        expert = tile
-    else:
-        expert = gl.load(expert_ptr + tile)
-        if expert < 0:
-            return
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
-    w_ptr += expert.to(gl.int64) * (INNER * K)
-    s_ptr += expert.to(gl.int64) * (2 * INNER * (K // 128))
-    words, scales, w_ptr, s_ptr = _weight_buffers(w_ptr, s_ptr, block, K, ROWS, STAGES, DEPTH)
-    if OWN:  # the weights did not depend on the kernel before, the rest does
-        gdc_wait()
-    first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
-    if rows == 0:
-        async_copy.commit_group()  # a program must not end before its copies
-        async_copy.wait_group(0)
-        return
+    """A tile from its first product to its last store."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, TOKENS, 16])
     total = _product(
         words, scales, w_ptr, s_ptr, x_ptr, order_ptr, first, rows,
         K, CHOICES, ROWS, TOKENS, DEPTH, mma,
     )  # fmt: skip
-    both = _bf16_rounded(total).reshape([ROWS // 16, 2, 8, TOKENS]).permute((0, 2, 3, 1))
-    gate, up = both.split()
-    gate, up = gl.minimum(gate, limit), gl.minimum(gl.maximum(up, -limit), limit)
-    value = (gate / (1 + gl.exp(-gate)) * up).reshape([ROWS // 2, TOKENS])
-    columns: gl.constexpr = gl.SliceLayout(0, value.type.layout)
-    m = gl.arange(0, TOKENS, columns)
-    share = gl.load(share_ptr + gl.load(order_ptr + first + m, m < rows, 0), m < rows, 0.0)
-    _store(_fp8_rounded(_bf16_rounded(value * share[None, :])), h_ptr, first, rows, block, INNER)
+    if CHOICES:
+        activate(total, order_ptr, share_ptr, out_ptr, limit, first, rows, block, OUT // 2)
+    else:
+        store(total.to(gl.bfloat16), out_ptr, first, rows, block, OUT)
 
 
 @gluon.jit
-def _store(value, out_ptr, first, rows, block, SIZE: gl.constexpr):
-    """Write a tile [rows of the weight, tokens] into rows `first`... of [*, SIZE]."""
-    height: gl.constexpr = value.shape[0]
-    tokens: gl.constexpr = value.shape[1]
-    layout: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, gl.num_warps()], [0, 1])
-    value = gl.convert_layout(value, layout)
-    column = block * height + gl.arange(0, height, gl.SliceLayout(1, layout))
-    n = gl.arange(0, tokens, gl.SliceLayout(0, layout))
-    at = (first + n).to(gl.int64) * SIZE
-    gl.store(out_ptr + (at[None, :] + column[:, None]), value, (n < rows)[None, :])
-
-
-@gluon.jit
-def _down(
-    h_ptr, w_ptr, s_ptr, expert_ptr, first_ptr, rows_ptr, y_ptr,
-    K: gl.constexpr, OUT: gl.constexpr,
-    ROWS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, DEPTH: gl.constexpr,
-    OWN: gl.constexpr,
+def _multiply(
+    x_ptr, w_ptr, s_ptr, order_ptr, expert_ptr, first_ptr, rows_ptr, share_ptr, out_ptr, limit,
+    K: gl.constexpr, OUT: gl.constexpr, CHOICES: gl.constexpr,
+    ROWS: gl.constexpr, TOKENS: gl.constexpr, LEAST: gl.constexpr, STAGES: gl.constexpr,
+    DEPTH: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
-    """y = bf16(h w2^T), a row per sorted pair."""
-    warps: gl.constexpr = gl.num_warps()
+    """Gate and up with the activation (`CHOICES` > 0), or down, y = bf16(h w2^T); sorted rows.
+
+    A tile with few rows multiplies a half or a quarter of TOKENS, LEAST at least.
+    """
+    HALF: gl.constexpr = TOKENS // 2 if LEAST <= TOKENS // 2 else TOKENS
+    FOURTH: gl.constexpr = TOKENS // 4 if LEAST <= TOKENS // 4 else HALF
     block, tile = gl.program_id(0), gl.program_id(1)
+    if CHOICES and not OWN:
+        gdc_wait()  # the next kernel may read the tile table as soon as it starts
     gdc_launch_dependents()
     if OWN:
         expert = tile
     else:
         expert = gl.load(expert_ptr + tile)
         if expert < 0:
+            gdc_wait()  # whoever waits for this kernel waits for the one before, too
             return
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, TOKENS, 16])
     w_ptr += expert.to(gl.int64) * (OUT * K // 2)
     s_ptr += expert.to(gl.int64) * (OUT * (K // 128))
     words, scales, w_ptr, s_ptr = _weight_buffers(w_ptr, s_ptr, block, K, ROWS, STAGES, DEPTH)
-    if OWN:
+    if OWN or not CHOICES:  # the weights did not depend on the kernel before, the rest does
         gdc_wait()
     first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
     if rows == 0:
         async_copy.commit_group()  # a program must not end before its copies
         async_copy.wait_group(0)
         return
-    total = _product(
-        words, scales, w_ptr, s_ptr, h_ptr, h_ptr, first, rows,
-        K, 0, ROWS, TOKENS, DEPTH, mma,
-    )  # fmt: skip
-    _store(total.to(gl.bfloat16), y_ptr, first, rows, block, OUT)
+    if FOURTH < HALF and rows <= FOURTH:
+        _whole(
+            words, scales, w_ptr, s_ptr, x_ptr, order_ptr, share_ptr, out_ptr, limit, first, rows,
+            block, K, OUT, CHOICES, ROWS, FOURTH, DEPTH,
+        )  # fmt: skip
+    elif HALF < TOKENS and rows <= HALF:
+        _whole(
+            words, scales, w_ptr, s_ptr, x_ptr, order_ptr, share_ptr, out_ptr, limit, first, rows,
+            block, K, OUT, CHOICES, ROWS, HALF, DEPTH,
+        )  # fmt: skip
+    else:
+        _whole(
+            words, scales, w_ptr, s_ptr, x_ptr, order_ptr, share_ptr, out_ptr, limit, first, rows,
+            block, K, OUT, CHOICES, ROWS, TOKENS, DEPTH,
+        )  # fmt: skip
 
 
 def launch(
@@ -303,38 +251,41 @@ def launch(
     entries, inner, width = tokens * choices, weights.inner, tiles.gate_up.tokens
     if entries * hidden >= 2**31:
         raise ValueError(f"experts: {tokens} tokens in one call; split the step")
-    own = tiles.own
+    own, overlap = tiles.own, tiles.own or tiles.overlap
     assert not own or tokens <= width, "an expert's rows fill one tile"
     count = experts if own else most_tiles(entries, experts, width)
     device = x.codes.device
     plain = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
     order, place = torch.empty((2, entries), dtype=torch.int32, device=device)
-    expert, first, rows = torch.empty((3, count), dtype=torch.int32, device=device)
-    sorters = triton.cdiv(entries, _SORT_ROWS)
+    expert, first, rows = table = torch.empty((3, count), dtype=torch.int32, device=device)
+    few = entries <= _COMPARED
+    block = 16 if few else 64
+    namers, sorters = triton.cdiv(count, _TILES), triton.cdiv(entries, block)
     decoders = tokens * triton.cdiv(hidden, _DECODE_COLUMNS)
-    prepare[(sorters + decoders,)](
+    prepare[(namers + sorters + decoders,)](
         x.codes, x.scale, plain, topk_idx.contiguous(), order, place, expert, first, rows,
-        entries, sorters, count, hidden, experts, triton.next_power_of_2(experts + 1), width,
-        _SORT_ROWS, _DECODE_COLUMNS, own, num_warps=4, launch_pdl=own,
+        entries, namers, sorters, count, hidden, experts, triton.next_power_of_2(experts + 1),
+        width, _TILES, block, 512 if few else 0, _DECODE_COLUMNS, own,
+        num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
+    share = topk_weights.contiguous()
+
+    def multiply(source: Tensor, weight: Fp4Weight, out: Tensor, tile: Tile, taken: int) -> Tensor:
+        columns, size = source.shape[1], weight.codes.shape[1] * 64
+        _multiply[(size // tile.rows, count)](
+            source, weight.codes, weight.scale, order, *table.unbind(), share, out, limit,
+            columns, size, taken, tile.rows, width, tiles.least or width, tile.stages, tile.ahead,
+            own, num_warps=tile.warps, launch_pdl=overlap,
+        )  # fmt: skip
+        return out
+
     h = torch.empty((entries, inner), dtype=torch.bfloat16, device=device)
-    tile = tiles.gate_up
-    _gate_up[(2 * inner // tile.rows, count)](
-        plain, weights.w13.codes, weights.w13.scale, order, expert, first, rows,
-        topk_weights.contiguous(), h, limit, choices, hidden, inner,
-        tile.rows, width, tile.stages, tile.ahead, own,
-        num_warps=tile.warps, launch_pdl=own,
-    )  # fmt: skip
     y = torch.empty((entries, hidden), dtype=torch.bfloat16, device=device)
-    tile = tiles.down
-    _down[(hidden // tile.rows, count)](
-        h, weights.w2.codes, weights.w2.scale, expert, first, rows, y,
-        inner, hidden, tile.rows, width, tile.stages, tile.ahead, own,
-        num_warps=tile.warps, launch_pdl=own,
-    )  # fmt: skip
+    multiply(plain, weights.w13, h, tiles.gate_up, choices)
+    multiply(h, weights.w2, y, tiles.down, 0)
     out = torch.empty((tokens, hidden), dtype=torch.float32, device=device)
     combine[(tokens, triton.cdiv(hidden, 1024))](
-        y, place, out, hidden, choices, 1024, num_warps=4, launch_pdl=own
+        y, place, out, hidden, choices, 1024, num_warps=4, launch_pdl=overlap
     )
     return out
 

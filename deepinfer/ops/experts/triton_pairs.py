@@ -24,62 +24,110 @@ def _histogram(idx_ptr, first, last, EXPERTS: tl.constexpr, BINS: tl.constexpr):
     return count
 
 
-@triton.jit(do_not_specialize=["entries", "sorters", "tiles"])
-def prepare(
-    codes_ptr, scale_ptr, x_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr, rows_ptr,
-    entries, sorters, tiles,
-    K: tl.constexpr, EXPERTS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr,
-):  # fmt: skip
-    """Programs below `sorters` place pairs and name tiles; the others decode the input to bf16.
+@triton.jit
+def _expert(idx_ptr, entry, entries, EXPERTS: tl.constexpr):
+    """The expert of each entry; EXPERTS, the largest number, for none."""
+    expert = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
+    return tl.where((expert < 0) | (expert > EXPERTS), EXPERTS, expert)
 
-    Tiles go to the experts that have pairs, or with OWN one to each expert.
-    """
-    gdc_wait()
-    gdc_launch_dependents()
-    program = tl.program_id(0)
-    if program >= sorters:
-        blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
-        token = ((program - sorters) // blocks).to(tl.int64)
-        column = (program - sorters) % blocks * COLUMNS + tl.arange(0, COLUMNS)
-        code = tl.load(codes_ptr + token * K + column, column < K, 0)
-        byte = tl.load(scale_ptr + token * (K // 32) + column // 32, column < K, 127)
-        size = ((byte.to(tl.int32)) << 23).to(tl.float32, bitcast=True)
-        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * size
-        tl.store(x_ptr + token * K + column, value.to(tl.bfloat16), column < K)
-        return
-    start = program * BLOCK
+
+@triton.jit
+def _compared(idx_ptr, entry, expert, entries, EXPERTS: tl.constexpr, SPAN: tl.constexpr):
+    """Places of few entries: how many pairs (expert, entry) are smaller, 16 bits for an entry."""
+    mine = expert * 65536 + entry
+    place = tl.zeros_like(entry)
+    for at in range(0, entries, SPAN):
+        other = at + tl.arange(0, SPAN)
+        pair = _expert(idx_ptr, other, entries, EXPERTS) * 65536 + other
+        place += tl.sum((pair[None, :] < mine[:, None]).to(tl.int32), 1)
+    return place
+
+
+@triton.jit
+def _counted(
+    idx_ptr, start, entry, expert, entries, BLOCK: tl.constexpr, EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+):  # fmt: skip
+    """Places of the BLOCK entries from `start` on, by counting what is before them."""
     bins = tl.arange(0, BINS)
     before = _histogram(idx_ptr, 0, tl.minimum(start, entries), EXPERTS, BINS)
     count = before + _histogram(idx_ptr, tl.minimum(start, entries), entries, EXPERTS, BINS)
-    count = tl.where(bins < EXPERTS, count, 0)
-    offset = tl.cumsum(count) - count
-
-    entry = start + tl.arange(0, BLOCK)
-    expert = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
-    here = (expert >= 0) & (expert < EXPERTS)
-    again = tl.load(idx_ptr + entry, entry < entries, -1).to(tl.int32)
+    base = tl.cumsum(tl.where(bins < EXPERTS, count, 0)) - count + before
     local = tl.arange(0, BLOCK)
+    again = _expert(idx_ptr, entry, entries, EXPERTS)
     earlier = (again[None, :] == expert[:, None]) & (local[None, :] < local[:, None])
-    base = tl.sum(tl.where(bins[None, :] == expert[:, None], (offset + before)[None, :], 0), 1)
-    place = base + tl.sum(earlier.to(tl.int32), 1)
-    tl.store(place_ptr + entry, tl.where(here, place, -1), entry < entries)
-    tl.store(order_ptr + place, entry, here)
+    first = tl.sum(tl.where(bins[None, :] == expert[:, None], base[None, :], 0), 1)
+    return first + tl.sum(earlier.to(tl.int32), 1)
 
+
+@triton.jit
+def _name_tiles(
+    idx_ptr, expert_ptr, first_ptr, rows_ptr, tile, entries, tiles,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr, OWN: tl.constexpr,
+):  # fmt: skip
+    """Expert, first row and number of rows of some tiles; expert -1 of tiles that are not used."""
+    bins = tl.arange(0, BINS)
+    count = tl.where(bins < EXPERTS, _histogram(idx_ptr, 0, entries, EXPERTS, BINS), 0)
+    offset = tl.cumsum(count) - count
     if OWN:
         needed = (bins < EXPERTS).to(tl.int32)
     else:
         needed = (count + WIDTH - 1) // WIDTH
     end = tl.cumsum(needed)
-    mine = (end[None, :] > entry[:, None]) & ((end - needed)[None, :] <= entry[:, None])
+    mine = (end[None, :] > tile[:, None]) & ((end - needed)[None, :] <= tile[:, None])
     owner = tl.sum(tl.where(mine, bins[None, :], 0), 1)
-    part = entry - tl.sum(tl.where(mine, (end - needed)[None, :], 0), 1)
+    part = tile - tl.sum(tl.where(mine, (end - needed)[None, :], 0), 1)
     size = tl.sum(tl.where(mine, count[None, :], 0), 1) - part * WIDTH
     used = tl.sum(mine.to(tl.int32), 1) > 0
     first = tl.sum(tl.where(mine, offset[None, :], 0), 1) + part * WIDTH
-    tl.store(expert_ptr + entry, tl.where(used, owner, -1), entry < tiles)
-    tl.store(first_ptr + entry, first, entry < tiles)
-    tl.store(rows_ptr + entry, tl.minimum(size, WIDTH), entry < tiles)
+    tl.store(expert_ptr + tile, tl.where(used, owner, -1), tile < tiles)
+    tl.store(first_ptr + tile, first, tile < tiles)
+    tl.store(rows_ptr + tile, tl.minimum(size, WIDTH), tile < tiles)
+
+
+@triton.jit(do_not_specialize=["entries", "namers", "sorters", "tiles"])
+def prepare(
+    codes_ptr, scale_ptr, x_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr, rows_ptr,
+    entries, namers, sorters, tiles,
+    K: tl.constexpr, EXPERTS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
+    TILES: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, COLUMNS: tl.constexpr,
+    OWN: tl.constexpr,
+):  # fmt: skip
+    """Programs name TILES tiles each, then place BLOCK pairs, then decode input to bf16.
+
+    Tiles go to the experts that have pairs, or with OWN one to each expert. SPAN: pairs compared at
+    a time, 0 to count them by expert.
+    """
+    gdc_wait()
+    gdc_launch_dependents()
+    program = tl.program_id(0)
+    if program < namers:
+        tile = program * TILES + tl.arange(0, TILES)
+        _name_tiles(
+            idx_ptr, expert_ptr, first_ptr, rows_ptr, tile, entries, tiles,
+            EXPERTS, BINS, WIDTH, OWN,
+        )  # fmt: skip
+    elif program < namers + sorters:
+        start = (program - namers) * BLOCK
+        entry = start + tl.arange(0, BLOCK)
+        chosen = _expert(idx_ptr, entry, entries, EXPERTS)
+        if SPAN:
+            place = _compared(idx_ptr, entry, chosen, entries, EXPERTS, SPAN)
+        else:
+            place = _counted(idx_ptr, start, entry, chosen, entries, BLOCK, EXPERTS, BINS)
+        here = chosen < EXPERTS
+        tl.store(place_ptr + entry, tl.where(here, place, -1), entry < entries)
+        tl.store(order_ptr + place, entry, here)
+    else:
+        blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+        number = program - namers - sorters
+        token = (number // blocks).to(tl.int64)
+        column = number % blocks * COLUMNS + tl.arange(0, COLUMNS)
+        code = tl.load(codes_ptr + token * K + column, column < K, 0)
+        byte = tl.load(scale_ptr + token * (K // 32) + column // 32, column < K, 127)
+        size = ((byte.to(tl.int32)) << 23).to(tl.float32, bitcast=True)
+        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * size
+        tl.store(x_ptr + token * K + column, value.to(tl.bfloat16), column < K)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SPLIT_TOKENS = 512  # up to here each segment of K is a program of its own
+SPLIT_TOKENS = 512  # up to here each of several segments of K is a program of its own
 _PROGRAMS = 300  # somewhat more than two for each multiprocessor of an H200
 _LEAST_STEPS = 4  # steps of 128 columns a segment
 
@@ -19,8 +19,8 @@ class Tile(NamedTuple):
     `rows` of the weight, `tokens`, warps, buffers in flight, and a bound on the registers of a
     thread, so that one more program fits on a multiprocessor (None: the compiler's choice).
     `input_left`: the tokens, 64 of them or twice 64, are the left operand of the product. A thread
-    then shares a scale among 8 sums for each of its tokens instead of two. With 128 tokens a
-    program adds all segments, with fewer it makes one.
+    then shares a scale among eight sums instead of two. With 128 tokens a program adds all
+    segments, with fewer it makes one. `copier`: one more warp copies for those that multiply.
     """
 
     rows: int
@@ -29,12 +29,14 @@ class Tile(NamedTuple):
     stages: int
     registers: int | None = None
     input_left: bool = False
+    copier: bool = False
 
 
 # Measured on one H200 (docs/kernels.md).
 _NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5)}
+_NARROW_SPLIT = {16: Tile(64, 16, 4, 6), 32: Tile(64, 32, 4, 6)}
 _WHOLE, _SPLIT = Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)
-_WIDE = Tile(128, 128, 4, 4, 168, True)  # more buffers leave no room for sums of segments
+_WIDE = Tile(128, 128, 4, 4, 168, True, True)  # more buffers leave no room for sums of segments
 
 
 def choose(tokens: int, count: int) -> Tile:
@@ -44,9 +46,10 @@ def choose(tokens: int, count: int) -> Tile:
         tokens: of the input.
         count: segments of K; sums of several are stored in fp32, which small tiles overlap better.
     """
-    if tokens > SPLIT_TOKENS:
+    if tokens > (64 if count == 1 else SPLIT_TOKENS):
         return _WIDE
-    tiles = (tile for width, tile in sorted(_NARROW.items()) if tokens <= width)
+    narrow = _NARROW if count == 1 else _NARROW_SPLIT
+    tiles = (tile for width, tile in narrow.items() if tokens <= width)
     return next(tiles, _WHOLE if count == 1 else _SPLIT)
 
 

@@ -2,7 +2,7 @@
 
 The products, their scaling and the order of sums are those of triton.py, hence the bits; only who
 holds which sum differs. A thread has two tokens and many rows of the weight, whose scale belongs to
-32 rows, so it makes one scale for 32 sums. Knows nothing of what it projects.
+32 rows, so it makes one scale for eight sums. Knows nothing of what it projects.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -34,6 +34,25 @@ def scaled(total, product, scales, group: gl.constexpr):
     bits = scales >> 1 if group == 3 else scales << (23 - 8 * group)
     size = (bits & 0x7F800000).to(gl.float32, bitcast=True)
     return total + product.reshape(total.shape) * gl.expand_dims(size, 2)
+
+
+@gluon.jit
+def multiply(part, x, w, scales, none):
+    """Add the products of three groups of a step to `part`; also returns that of the fourth.
+
+    One group's product runs while the one before it is scaled.
+    """
+    first = start_group(x, w, none, 0)
+    second = start_group(x, w, none, 1)
+    first = warpgroup_mma_wait(1, [first])
+    part = scaled(part, first, scales, 0)
+    third = start_group(x, w, none, 2)
+    second = warpgroup_mma_wait(1, [second])
+    part = scaled(part, second, scales, 1)
+    fourth = start_group(x, w, none, 3)
+    third = warpgroup_mma_wait(1, [third])
+    part = scaled(part, third, scales, 2)
+    return part, warpgroup_mma_wait(0, [fourth])
 
 
 @gluon.jit(do_not_specialize=["tokens"])
@@ -97,19 +116,7 @@ def _left(
         after = gl.minimum(step + 1, steps - 1)
         w_next = gl.load(w_scale_ptr + after)
         x_next = gl.load(s_ptr + after, s_used, 0)
-        # One group's product runs while the one before it is scaled.
-        x, w = xs.index(slot), ws.index(slot)
-        first = start_group(x, w, none, 0)
-        second = start_group(x, w, none, 1)
-        first = warpgroup_mma_wait(1, [first])
-        part = scaled(part, first, both, 0)
-        third = start_group(x, w, none, 2)
-        second = warpgroup_mma_wait(1, [second])
-        part = scaled(part, second, both, 1)
-        fourth = start_group(x, w, none, 3)
-        third = warpgroup_mma_wait(1, [third])
-        part = scaled(part, third, both, 2)
-        fourth = warpgroup_mma_wait(0, [fourth])
+        part, fourth = multiply(part, xs.index(slot), ws.index(slot), both, none)
         part = scaled(part, fourth, both, 3)
 
     width: gl.constexpr = 4 if SEGMENTS > 1 else 8

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.formats import Quantised
 from deepinfer.ops.linear_fp8.plan import Tile
-from deepinfer.ops.linear_fp8.triton_left import scaled, start_group
+from deepinfer.ops.linear_fp8.triton_left import multiply, scaled
 
 _PROGRAMS = 132  # multiprocessors of an H200; each holds one program
 _REGISTERS = 240  # of a thread that multiplies: two products, their sum, and addresses
-_SWIZZLED = gl.NVMMASharedLayout(128, 8, 2)
+SWIZZLED = gl.NVMMASharedLayout(128, 8, 2)
 
 
 @gluon.jit
@@ -61,19 +61,8 @@ def _multiply(
             w_next = gl.load(v_ptr + after)
             x_next = gl.load(s_ptr + after, m < tokens, 0)
             mbarrier.wait(full.index(slot), turn // STAGES & 1)
-            # One group's product runs while the one before it is scaled.
-            x, w = xs.index(slot).slice(64 * half, 64, 0), ws.index(slot)
-            first = start_group(x, w, none, 0)
-            second = start_group(x, w, none, 1)
-            first = warpgroup_mma_wait(1, [first])
-            part = scaled(part, first, both, 0)
-            third = start_group(x, w, none, 2)
-            second = warpgroup_mma_wait(1, [second])
-            part = scaled(part, second, both, 1)
-            fourth = start_group(x, w, none, 3)
-            third = warpgroup_mma_wait(1, [third])
-            part = scaled(part, third, both, 2)
-            fourth = warpgroup_mma_wait(0, [fourth])
+            x = xs.index(slot).slice(64 * half, 64, 0)
+            part, fourth = multiply(part, x, ws.index(slot), both, none)
             mbarrier.arrive(free.index(slot), count=1)
             part = scaled(part, fourth, both, 3)
             turn += 1
@@ -173,8 +162,8 @@ def wide(x: Quantised, codes: Tensor, scale: Tensor, out: Tensor, tile: Tile, co
     x_codes, w_codes = (t.view(torch.float8_e4m3fn) for t in (x.codes, codes.view(-1, 128)))
     items = -(-tokens // 128) * (rows // 128)
     _wide[(min(_PROGRAMS, items),)](
-        TensorDescriptor.from_tensor(x_codes, [128, 128], _SWIZZLED),
-        TensorDescriptor.from_tensor(w_codes, [64, 128], _SWIZZLED),
+        TensorDescriptor.from_tensor(x_codes, [128, 128], SWIZZLED),
+        TensorDescriptor.from_tensor(w_codes, [64, 128], SWIZZLED),
         x.scale.view(torch.int32), scale, out, tokens,
         columns, rows, tile.stages, count, _PROGRAMS, _REGISTERS,
         num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=True,

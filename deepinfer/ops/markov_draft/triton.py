@@ -22,8 +22,8 @@ from deepinfer.ops.noise import Purpose
 from deepinfer.ops.sample.draft import Drawing
 
 _ROWS = (128, 64)  # ids a program without and with noise
-_TOKENS = ((16, 32, 64), (16, 32))  # requests a program; neither changes bits
-_WARPS = 8
+_TOKENS = ((16, 32, 64), (16, 32))  # requests a program; none of these changes bits
+_WARPS = (8, 4)
 _SETTLE_WARPS = 4
 _BLOCK = 1024
 
@@ -171,7 +171,7 @@ def markov_draft(
             base, tokens, weights.embed, weights.head, score, ids, logits, *values,
             requests, place, count, vocab, rank, tiles, rows, wide, noise, kept,
             int(Purpose.TARGET if known is None else known.purpose),
-            num_warps=_WARPS, enable_fp_fusion=False, launch_pdl=True,
+            num_warps=_WARPS[noise], enable_fp_fusion=False, launch_pdl=True,
         )  # fmt: skip
         _settle[(requests,)](
             score, ids, tokens, hidden, weights.embed, weights.confidence, confidence,

@@ -27,26 +27,28 @@ _ROWS = 32  # the coefficients, padded, of one of the two terms of the projectio
 _COLUMNS = 1024  # of a part of a token; with the warps it fixes the order of sums of squares
 _WARPS = 8
 _SLICE = 256  # columns of K that are summed by themselves
-_GROUP = 4  # slices whose sums are added before the others
+_GROUPS = (5, 4)  # slices whose sums are added before the others: the first that divides them
 
 
 class Plan(NamedTuple):
     """How the kernels cut their work; none of it changes a bit.
 
     few: most tokens that one launch advances and projects; narrow: most of them for which its
-    slices are of 16 tokens, not of 32. registers: bound for a thread where each token is a program,
+    slices are of 16 tokens, not of 32. alone: most tokens for which a slice is a program, not a
+    group of slices. registers: bound for a thread where each token is a program,
     so that a fourth one fits on a multiprocessor. step, stages, warps, tokens: of the loop that
     projects many tokens. split_tokens, split_warps: of the program that splits those of many.
     """
 
     few: int = 128
     narrow: int = 64
+    alone: int = 256
     registers: int | None = 64
     step: int = 64
     stages: int = 4
     warps: int = 4
     tokens: int = 64
-    split_tokens: int = 4
+    split_tokens: int = 2
     split_warps: int = 1
 
 
@@ -138,10 +140,11 @@ def launch(
     codes = torch.empty((tokens, hidden), dtype=torch.uint8, device=device)
     scale = torch.empty((tokens, hidden // 32), dtype=torch.uint8, device=device)
     square = torch.empty(tokens, dtype=torch.float32, device=device)
-    together = 1 if tokens <= plan.few else _GROUP
-    parts = torch.empty(
-        (flat // _SLICE // together, tokens, 2 * _ROWS), dtype=torch.float32, device=device
-    )
+    slices = flat // _SLICE
+    group = next(g for g in _GROUPS if slices % g == 0)
+    one = tokens <= max(plan.few, plan.alone)  # slice a program
+    together = 1 if one else group
+    parts = torch.empty((slices // together, tokens, 2 * _ROWS), dtype=torch.float32, device=device)
     next_pre, post = torch.empty((2, tokens, _STREAMS), dtype=torch.float32, device=device)
     comb = torch.empty((tokens, _STREAMS, _STREAMS), dtype=torch.float32, device=device)
     y, old_post, old_comb = (streams, pre, pre) if pending is None else pending
@@ -152,10 +155,9 @@ def launch(
     options = {"num_warps": _WARPS, "enable_fp_fusion": False, "launch_pdl": True}
     if not tokens:
         pass
-    elif together == 1:
+    elif tokens <= plan.few:
         width = 16 if tokens <= plan.narrow else 32
-        slices = triton.cdiv(tokens, width) * (flat // _SLICE)
-        streams_kernels.advance_and_project[(tokens + slices,)](
+        streams_kernels.advance_and_project[(tokens + triton.cdiv(tokens, width) * slices,)](
             *given, weights.fn, *made, parts, tokens, eps, *facts, _SLICE, width, **options
         )
     else:
@@ -163,14 +165,15 @@ def launch(
             *given, *made, eps, *facts, maxnreg=plan.registers, **options
         )
         streams_kernels.project[(triton.cdiv(tokens, plan.tokens), len(parts))](
-            new, weights.fn, parts, tokens, flat, plan.tokens, _SLICE, _GROUP, plan.step,
+            new, weights.fn, parts, tokens, flat, plan.tokens, _SLICE, together, plan.step,
             num_warps=plan.warps, num_stages=plan.stages, launch_pdl=True,
         )  # fmt: skip
     if tokens:
-        each, warps = (1, 4) if together == 1 else (plan.split_tokens, plan.split_warps)
+        each, warps = (1, 4) if one else (plan.split_tokens, plan.split_warps)
         split[(triton.cdiv(tokens, each),)](
             parts, square, weights.base, weights.scale, next_pre, post, comb, tokens, eps, hc_eps,
-            flat, len(parts), _GROUP // together, iterations, each, num_warps=warps, launch_pdl=True,
+            flat, len(parts), group // together, iterations, each,
+            num_warps=warps, launch_pdl=True,
         )  # fmt: skip
     pair = Quantised(codes, scale) if quantise else None
     return Boundary(new, next_pre, post, comb, out, pair)

@@ -52,14 +52,14 @@ def _shares(row, eps):
     a, b, c, d = row
     most = gl.maximum(gl.maximum(a, b), gl.maximum(c, d))
     a, b, c, d = gl.exp(a - most), gl.exp(b - most), gl.exp(c - most), gl.exp(d - most)
-    by = _inverse(a + b + c + d)
+    by = _inverse((a + b) + (c + d))
     return a * by + eps, b * by + eps, c * by + eps, d * by + eps
 
 
 @gluon.jit
 def _scaled(a, b, c, d, eps):
     """Four numbers over their sum and eps."""
-    by = _inverse(a + b + c + d + eps)
+    by = _inverse((a + b) + (c + d) + eps)
     return a * by, b * by, c * by, d * by
 
 

@@ -104,7 +104,8 @@ def _token(
         x2, x3 = new[2].to(tl.float32), new[3].to(tl.float32)
         squares = tl.fma(x1, x1, tl.fma(x0, x0, squares))
         squares = tl.fma(x3, x3, tl.fma(x2, x2, squares))
-        plain = tl.fma(p3, x3, tl.fma(p2, x2, tl.fma(p1, x1, p0 * x0))).to(tl.bfloat16)
+        # Not fused, as the streams are not: the collapse has the reference's bits, too.
+        plain = (p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3).to(tl.bfloat16)
         collapsed = collapsed + (plain,)
         wide = plain.to(tl.float32)
         plain_squares = tl.fma(wide, wide, plain_squares)
@@ -154,9 +155,9 @@ def project(
         new = tl.load(new_ptr + token[:, None].to(tl.int64) * K + column[None, :], here, 0.0)
         fn = tl.load(fn_ptr + row[None, :] * K + column[:, None], used, 0.0)
         part = tl.dot(new, fn, part)
-        last = i % steps == steps - 1
-        total = tl.where(last, total + part, total)
-        part = tl.where(last, 0.0, part)
+        last = tl.where(i % steps == steps - 1, 1.0, 0.0)
+        total = tl.where(last > 0, total + part, total)
+        part *= 1 - last  # a choice between it and zeros does not compile for sm100
     gdc_launch_dependents()
     out = (tl.program_id(1) * tokens + token)[:, None].to(tl.int64) * 64 + row[None, :]
     tl.store(part_ptr + out, total, here & used)
