@@ -136,13 +136,25 @@ def _line(columns: Sequence[Column], point: Record) -> str:
 
 
 def plot(what: str, records: Sequence[Record]) -> str:
-    """Throughput over speed or latency as SVG: what was measured, and what the floors allow."""
+    """Throughput over speed or latency as SVG: what was measured, and what the floors allow.
+
+    Decoding points of several models, contexts or numbers of drafts are a line each, without
+    floors.
+    """
     sweep, shown = SWEEPS[what], points(records)
-    measured = sorted((point[sweep.x], point[sweep.y]) for point in shown)
-    floors = sorted(sweep.bound(point) for point in shown)
+    several = len({point["length"] for point in shown}) > 1
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for point in shown:
+        name = f"{point['model']}, {point.get('drafts', 0)} drafts"
+        name += f", {point['length']:,} tokens" if several else ""
+        place = point[sweep.x], point[sweep.y]
+        groups.setdefault(name if what == "decode" else point["model"], []).append(place)
+    if len(groups) == 1:
+        groups = {"measured": [(point[sweep.x], point[sweep.y]) for point in shown]}
+        groups["floor"] = [sweep.bound(point) for point in shown]
     series = [
-        Series("measured", [x for x, _ in measured], [y for _, y in measured]),
-        Series("floor", [x for x, _ in floors], [y for _, y in floors]),
+        Series(name, [x for x, _ in sorted(places)], [y for _, y in sorted(places)])
+        for name, places in groups.items()
     ]
     end = max(max(one.x) for one in series)
     return draw([Panel(sweep.plot, series, log=True)], end, sweep.axis)

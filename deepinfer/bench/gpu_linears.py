@@ -32,12 +32,8 @@ TOKENS = (8, 64, 256, 4096)
 # Other tiles; more buffers let fewer programs share a multiprocessor.
 TRIALS = {
     8: (),
-    64: (
-        Tile(128, 64, 4, 4, None, True),
-        Tile(64, 64, 4, 4, None, True),
-        Tile(64, 64, 4, 3, 80, True, True),
-    ),
-    256: (Tile(64, 64, 4, 3, 80, True, True), Tile(128, 128, 4, 4, 168, True, True)),
+    64: (Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)),
+    256: (Tile(64, 64, 4, 4, None, True), Tile(128, 128, 4, 4, 168, True)),
     4096: (),
 }
 _ROTATE_BYTES = 400e6  # several times the L2 cache

@@ -122,6 +122,15 @@ def test_files_hold_the_points_a_table_and_two_lines(tmp_path, what, decoded, pr
     assert [len(node.attrib["points"].split()) for node in lines] == [2, 2]
 
 
+def test_decoding_points_of_several_models_are_a_line_each(decoded):
+    both = [*decoded, *(record | {"model": "other"} for record in decoded)]
+    drawing = ElementTree.fromstring(curve.plot("decode", both))
+    texts = [node.text or "" for node in drawing.iter() if node.tag.endswith("text")]
+    assert "other, 2 drafts" in texts
+    assert "floor" not in texts
+    assert sum(node.tag.endswith("polyline") for node in drawing.iter()) == 2
+
+
 def test_what_a_floor_allows_is_better_than_what_was_measured(decoded, prompts):
     for what, records in (("decode", decoded), ("prefill", prompts)):
         sweep = curve.SWEEPS[what]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ from deepinfer.errors import ConfigError
 
 SCALE, BASE, TOKEN, DRAFT = 0.9, 1e-3, 2e-6, 0.5e-3
 ARCH = release_arch()
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def operations(shape):
@@ -217,6 +219,14 @@ def test_costs_that_cannot_be_read_are_refused(tmp_path):
         measured([StepShape(6, 1, 1, 0)._asdict() | {"step_ms": 1.0}], "here")
     with pytest.raises(ConfigError, match="no records"):
         measured(prompt_records(), "here")
+
+
+def test_the_shipped_cost_is_that_of_the_measured_steps():
+    cost = read_step_cost(RESULTS / "h200-ep8-cost.json")
+    assert cost.seconds(StepWork(0, 0, 8, 8 * 32768, 0)) == pytest.approx(11.27e-3, rel=0.03)
+    assert cost.seconds(StepWork(0, 0, 64, 64 * 32768, 192)) == pytest.approx(35.6e-3, rel=0.03)
+    pairs = 4096 * 4097 // 2
+    assert cost.seconds(StepWork(4096, pairs, 0, 0, 0)) == pytest.approx(163.8e-3, rel=0.03)
 
 
 def test_tables_survive_a_file():

@@ -1,16 +1,14 @@
 """Calls every Triton implementation at the sizes of the release with few tokens, once each.
 
-A program for tools that watch a process: `python -m tests.gpu.every_kernel [SHARE/SHARES]`; with
-`engine` it serves a few requests with drafts, which also runs what changes tables of rows. It knows
-no expected values; it says what it ran.
+A program for tools that watch a process: `python -m tests.gpu.every_kernel [SHARE/SHARES]`. It
+knows no expected values; it says what it ran. Operations without cases are not among them: those
+which change tables of rows.
 """
 
 import importlib
 import importlib.util
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +17,12 @@ from torch import Tensor
 from deepinfer.arch import Arch
 from deepinfer.bench.slices import slice_arch
 from deepinfer.device import find_device
-from deepinfer.engine.llm import LLM
 from deepinfer.errors import NoImplementation
 from deepinfer.model.numerics import CHECKPOINT
 from deepinfer.model.operations import OPS, Operations
-from deepinfer.nano.build import nano_directory
 from deepinfer.ops.cases import Maker
 from deepinfer.ops.registry import Bound, Op
 from deepinfer.ops.sample import sample
-from deepinfer.request import SamplingParams
 
 ALL: Mapping[str, Op] = {
     name: op
@@ -134,33 +129,10 @@ def main(share: int, shares: int) -> None:
     sys.stdout.write(f"all of {', '.join(names)} ran\n")
 
 
-def run_engine() -> None:
-    """A few requests through the whole engine, without graphs."""
-    prompts = [[(7 * i + 11 * k) % 900 + 5 for k in range(n)] for i, n in enumerate((3, 150, 9))]
-    kinds = [{"temperature": 0}, {"top_p": 0.9, "seed": 3}, {"repetition_penalty": 1.2, "top_k": 9}]
-    params = [SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True, **k) for k in kinds]
-    with tempfile.TemporaryDirectory() as place:
-        llm = LLM(
-            nano_directory(Path(place)),
-            device="cuda",
-            enforce_eager=True,
-            kv_cache_memory_bytes=1 << 26,
-            max_model_len=256,
-            max_num_seqs=4,
-            speculative_config={"num_speculative_tokens": 3},
-        )
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert all(output.error is None for output in outputs)
-    sys.stdout.write("all of the engine ran\n")
-
-
 def _names(op: Op) -> list[str]:
     return [implementation.name for implementation in op.implementations]
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1] if len(sys.argv) > 1 else "0/1"
-    if asked == "engine":
-        run_engine()
-    else:
-        main(*map(int, asked.split("/")))
+    own, _, every = (sys.argv[1] if len(sys.argv) > 1 else "0/1").partition("/")
+    main(int(own), int(every))

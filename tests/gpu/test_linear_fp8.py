@@ -15,7 +15,7 @@ from deepinfer.ops.linear_fp8 import triton as kernel
 pytestmark = pytest.mark.gpu
 SHAPES = [(1792, 5120), (32768, 1280), (512, 5120), (5120, 8192), (4608, 5120), (5120, 2304)]
 WHOLE = Tile(128, 64, 4, 4, None, True)
-WIDE = Tile(128, 128, 4, 4, 168, True, True)
+WIDE = Tile(128, 128, 4, 4, 168, True)
 
 
 def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
@@ -74,9 +74,6 @@ TILES = [
     Tile(128, 16, 8, 3),
     Tile(128, 64, 4, 2),
     Tile(64, 64, 4, 4, None, True),
-    Tile(64, 64, 4, 3, 80, True, True),
-    Tile(64, 64, 4, 5, 80, True, True),
-    Tile(128, 64, 4, 4, 128, True, True),
     Tile(128, 64, 4, 8, None, True),
     Tile(128, 64, 8, 8, None, True),
     Tile(256, 64, 8, 4, None, True),

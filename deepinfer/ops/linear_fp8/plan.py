@@ -20,7 +20,7 @@ class Tile(NamedTuple):
     thread, so that one more program fits on a multiprocessor (None: the compiler's choice).
     `input_left`: the tokens, 64 of them or twice 64, are the left operand of the product. A thread
     then shares a scale among eight sums instead of two. With 128 tokens a program adds all
-    segments, with fewer it makes one. `copier`: one more warp copies for those that multiply.
+    segments, with fewer it makes one.
     """
 
     rows: int
@@ -29,14 +29,13 @@ class Tile(NamedTuple):
     stages: int
     registers: int | None = None
     input_left: bool = False
-    copier: bool = False
 
 
 # Measured on one H200 (docs/kernels.md).
 _NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5)}
 _NARROW_SPLIT = {16: Tile(64, 16, 4, 6), 32: Tile(64, 32, 4, 6)}
 _WHOLE, _SPLIT = Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)
-_WIDE = Tile(128, 128, 4, 4, 168, True, True)  # more buffers leave no room for sums of segments
+_WIDE = Tile(128, 128, 4, 4, 168, True)  # more buffers leave no room for sums of segments
 
 
 def choose(tokens: int, count: int) -> Tile:

@@ -4,7 +4,7 @@ Each group of 32 columns is one wgmma; its sum times both scales is added in fp3
 never round. (The unit itself sums the 32 exact products with about 14 bits.) K is cut into segments
 that depend on the weight alone. Each segment is a program and a second launch adds them; with many
 tokens one program adds them itself: the same order, the same bits. Up to 32 tokens the weight is
-the left operand (here), beyond the tokens are (triton_left, _segment and _wide). Launches overlap
+the left operand (here), beyond the tokens are (triton_left.py, triton_wide.py). Launches overlap
 (programmatic dependent launch): the next one reads its weight while this one ends. Knows nothing
 of what it projects. Meaning: reference.py.
 """
@@ -29,7 +29,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer.ops.formats import Fp8Weight, Quantised
 from deepinfer.ops.linear_fp8.plan import Tile, choose, segments
 from deepinfer.ops.linear_fp8.triton_left import input_left, start_group
-from deepinfer.ops.linear_fp8.triton_segment import segment
 from deepinfer.ops.linear_fp8.triton_wide import wide
 from deepinfer.ops.triton_rows import sum_quantise
 
@@ -210,7 +209,7 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
     if not tokens:
         return y
     if tile.input_left:
-        run = wide if wide_tile else segment if tile.copier else input_left
+        run = wide if wide_tile else input_left
         run(x, weight.codes, weight.scale, parts if sums else y, tile, count)
         return parts if sums else y
     _linear[(out // tile.rows, triton.cdiv(tokens, tile.tokens), count)](
