@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,6 +138,7 @@ def _batch(tokens: int) -> Batch:
         page_table=_longs(4, 64),
         slices=(),
         max_len=8192,
+        alone=False,
     )
 
 
@@ -217,7 +219,7 @@ def _rows(count: int) -> dict[str, Callable[[], object]]:
     """Begin and end of a decoding step with three drafts a row, and what is small within."""
     each, drafts = _longs(4), 3
     ended = torch.empty(4, dtype=torch.bool, device="meta")
-    state = SimpleNamespace(
+    state: Any = SimpleNamespace(
         tokens=_longs(4, 8192), length=each, limit=each, lower=each, cached=each, drafts=each,
         cap=each, ended=ended, confidence=_fp32(4, drafts), budget=_longs(1),
         temperature=torch.empty(drafts, dtype=torch.float64, device="meta"),

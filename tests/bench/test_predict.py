@@ -186,8 +186,8 @@ def test_a_cost_of_tables_gives_measured_steps_and_serves_a_trace(file, tmp_path
     assert main([*line, "--experts", "6"]) == 0
     cost = read_step_cost(path)
     for each in KNOWN[:4]:
-        shape = each.shape
-        work = StepWork(0, 0, shape.rows, shape.rows * shape.length, shape.rows * shape.drafts)
+        rows, length, drafts = (int(value) for value in each.shape[1:])
+        work = StepWork(0, 0, rows, rows * length, rows * drafts)
         assert cost.seconds(work) == pytest.approx(each.seconds)
     assert cost.seconds(StepWork(1024, 1024 * 1025 // 2, 0, 0, 0)) == pytest.approx(
         (10 + 0.02 * 1024 + 1e-8 * 1024 * 1025 / 2) * 1e-3
