@@ -22,8 +22,9 @@ def decoded(packed: Fp4Weight, expert: int) -> Tensor:
     """One matrix from kernel order: [out, K] in the row order of the packed blocks."""
     words = packed.codes[expert].contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     mask = 0x81C081C0
-    fourth = (words << 1) & 0x80008000 | (words >> 5) & 0x01000100 | (words >> 4) & 0x00C000C0
-    parts = (words & mask, (words << 3) & mask, (words << 6) & mask, fourth)
+    second = (words << 1) & 0x80008000 | (words << 3) & 0x01C001C0
+    fourth = (words << 2) & 0x80008000 | (words >> 4) & 0x01C001C0
+    parts = (words & mask, second, (words << 6) & mask, fourth)
     values = torch.stack([halves(part) for part in parts], dim=-2).unflatten(-2, (2, 2))
     # block, step, chunk, thread = (warp, row, lane), word, half of K, row bit, parity
     blocks, steps = values.shape[:2]
