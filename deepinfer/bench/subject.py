@@ -21,6 +21,7 @@ from deepinfer.bench.slices import RANKS, slice_arch, slice_network
 from deepinfer.device import Device, find_device
 from deepinfer.engine.build import load
 from deepinfer.engine.options import EngineOptions
+from deepinfer.errors import ConfigError
 from deepinfer.model.network import Network
 
 Record = dict[str, Any]
@@ -66,10 +67,16 @@ def open_slice(name: str, device: str, ops: Mapping[str, str], *, draft: bool) -
         draft: with draft stages.
 
     Raises:
-        ConfigError: there is no such slice or device.
+        ConfigError: there is no such slice or device, or the device is a CPU: a slice's weights,
+            decoded as the CPU wants them, take more memory than most have.
     """
-    found = find_device(device)
-    network = slice_network(slice_arch(name, draft=draft), found, ops)
+    found, arch = find_device(device), slice_arch(name, draft=draft)
+    if found.torch.type == "cpu":
+        raise ConfigError(
+            f"slice {name}: slices of the release are measured on a GPU and {found.name} is none; "
+            "use --device cuda, or --model nano on a CPU"
+        )
+    network = slice_network(arch, found, ops)
     return Subject(name, network, found, Floors(release_arch(), rates(found), RANKS[name]))
 
 

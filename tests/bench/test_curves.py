@@ -188,6 +188,8 @@ def test_the_command_measures_a_model_by_name(capsys, tmp_path, monkeypatch):
     [
         ([], "either --model or --slice"),
         (["--model", "nano-random", "--slice", "ep8"], "either --model or --slice"),
+        (["--slice", "ep9"], "use one of"),
+        (["--slice", "ep8", "--device", "cpu"], "use --device cuda, or --model nano"),
         (["--model", "nano-random", "--device", "cpu", "--batch", "many"], "--batch many"),
         (["--model", "nano-random", "--device", "cpu", "--acceptance", "some"], "number from 0"),
     ],
