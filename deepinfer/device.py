@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 from deepinfer.errors import ConfigError
 
 T = TypeVar("T")
+_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped
 
 
 class Event:
@@ -217,6 +219,52 @@ def fetch(values: Tensor) -> Tensor:
 def pinned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Host memory that the device copies from and to without the host, not cleared."""
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
+
+
+class _Shared:
+    """Host memory in the form in which torch takes memory that is not its own."""
+
+    def __init__(self, host: Tensor):
+        self.host = host  # lives as long as whoever looks at it
+        self.__cuda_array_interface__ = {
+            "shape": tuple(host.shape),
+            "typestr": "|u1",
+            "data": (host.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def mapped(host: Tensor, device: torch.device) -> Tensor:
+    """A host tensor as the device's own, without a copy: its kernels read over the bus.
+
+    The memory is locked in place. That takes time, but none of the device's memory, and unlike
+    torch's own pinned memory it is not rounded up to a power of two.
+
+    Args:
+        host: contiguous uint8, not empty.
+        device: a CUDA device; on a CPU the tensor itself is returned.
+
+    Raises:
+        ConfigError: the system does not lock so much memory.
+    """
+    if device.type != "cuda":
+        return host
+    assert host.dtype == torch.uint8, "bytes"
+    assert host.is_contiguous()
+    with torch.cuda.device(device):
+        here = torch.device("cuda", torch.cuda.current_device())
+        runtime: Any = torch.cuda.cudart()
+        found = int(runtime.cudaHostRegister(host.data_ptr(), host.numel(), _MAPPED))
+        if found:
+            raise ConfigError(
+                f"{host.numel()} bytes of host memory cannot be locked for {here} (CUDA error "
+                f"{found}); raise the limit of locked memory (ulimit -l), or keep the tensor "
+                "elsewhere"
+            )
+        weakref.finalize(host, runtime.cudaHostUnregister, host.data_ptr()).atexit = False
+        seen = torch.as_tensor(_Shared(host), device=here)
+    assert seen.data_ptr() == host.data_ptr(), "the device sees the memory at another address"
+    return seen
 
 
 @contextlib.contextmanager

@@ -91,4 +91,5 @@ def restored_torch_state() -> Iterator[None]:
     torch.set_default_dtype(dtype)
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # loads a compiler
+        torch.use_deterministic_algorithms(deterministic)

@@ -29,6 +29,7 @@ class Sweep(NamedTuple):
         columns: of it.
         x, y: fields of the plot's axes.
         axis, plot: what they count.
+        log: the second axis is logarithmic.
     """
 
     title: str
@@ -37,19 +38,20 @@ class Sweep(NamedTuple):
     y: str
     axis: str
     plot: str
+    log: bool
 
     def bound(self, point: Record) -> tuple[float, float]:
         """The point as it were if the step took no longer than its floor."""
-        by = point["step_ms"] / point["floor_ms"]
-        return point[self.x] / by if self.x == "step_ms" else point[self.x] * by, point[self.y] * by
+        by = 1 / point["of_floor"]
+        x = point[self.x]
+        return x / by if self.x == "latency_ms" else x * by, point[self.y] * by
 
 
 _COMMON = (
-    Column("step ms", "step_ms", ".2f"),
     Column("spread", "spread", ".3f"),
     Column("floor ms", "floor_ms", ".2f"),
     Column("bound by", "floor_bound"),
-    Column("floor / step", "of_floor", ".2f"),
+    Column("floor / measured", "of_floor", ".2f"),
 )
 SWEEPS: Mapping[str, Sweep] = {
     "decode": Sweep(
@@ -58,6 +60,7 @@ SWEEPS: Mapping[str, Sweep] = {
             Column("requests", "rows"),
             Column("context", "length", ","),
             Column("drafts", "drafts"),
+            Column("step ms", "step_ms", ".2f"),
             *_COMMON,
             Column("tokens/s and GPU", "gpu_tokens_s", ",.0f"),
             Column("tokens/s and user", "user_tokens_s", ",.1f"),
@@ -66,6 +69,7 @@ SWEEPS: Mapping[str, Sweep] = {
         "gpu_tokens_s",
         "tokens a second and user",
         "tokens a second and GPU",
+        True,
     ),
     "prefill": Sweep(
         "Steps that compute prompts",
@@ -73,21 +77,31 @@ SWEEPS: Mapping[str, Sweep] = {
             Column("requests", "rows"),
             Column("prompt", "length", ","),
             Column("of it new", "uncached", ","),
+            Column("tokens a step", "budget", ","),
+            Column("steps", "steps"),
+            Column("step ms", "step_ms", ".2f"),
+            Column("latency ms", "latency_ms", ".2f"),
             *_COMMON,
             Column("new tokens/s and GPU", "gpu_new_tokens_s", ",.0f"),
             Column("prompt tokens/s and GPU", "gpu_prompt_tokens_s", ",.0f"),
         ),
-        "step_ms",
+        "latency_ms",
         "gpu_new_tokens_s",
-        "latency of a step, ms",
+        "from the first step to the token, ms",
         "new tokens a second and GPU",
+        False,
     ),
 }
 
 
+# Fields whose values make a line of a plot, and what it is called.
+_NAMES = {"model": "{}", "drafts": "{} drafts", "uncached": "{:,} new"}
+
+
 def points(records: Sequence[Record]) -> list[Record]:
-    """Those records that are points of a sweep, in ascending order of requests."""
-    return sorted((r for r in records if "floor_ms" in r), key=lambda record: record["rows"])
+    """Those records that are points of a sweep, in ascending order of requests and budgets."""
+    found = (record for record in records if "floor_ms" in record)
+    return sorted(found, key=lambda record: (record["rows"], record.get("budget", 0)))
 
 
 def markdown(what: str, records: Sequence[Record]) -> str:
@@ -138,26 +152,32 @@ def _line(columns: Sequence[Column], point: Record) -> str:
 def plot(what: str, records: Sequence[Record]) -> str:
     """Throughput over speed or latency as SVG: what was measured, and what the floors allow.
 
-    Decoding points of several models, contexts or numbers of drafts are a line each, without
-    floors.
+    A panel for each length; points of several models, numbers of drafts or of new tokens are a
+    line each, without floors.
     """
     sweep, shown = SWEEPS[what], points(records)
-    several = len({point["length"] for point in shown}) > 1
+    lengths = sorted({point["length"] for point in shown})
+    panels = [_panel(sweep, [p for p in shown if p["length"] == length]) for length in lengths]
+    if len(panels) > 1:
+        titles = [f"{sweep.plot}, {length:,} tokens" for length in lengths]
+        panels = [panel._replace(title=t) for panel, t in zip(panels, titles, strict=True)]
+    end = max(max(one.x) for panel in panels for one in panel.series)
+    return draw(panels, end, sweep.axis)
+
+
+def _panel(sweep: Sweep, shown: Sequence[Record]) -> Panel:
+    differ = {name for name in _NAMES if len({point.get(name) for point in shown}) > 1}
     groups: dict[str, list[tuple[float, float]]] = {}
     for point in shown:
-        name = f"{point['model']}, {point.get('drafts', 0)} drafts"
-        name += f", {point['length']:,} tokens" if several else ""
-        place = point[sweep.x], point[sweep.y]
-        groups.setdefault(name if what == "decode" else point["model"], []).append(place)
-    if len(groups) == 1:
-        groups = {"measured": [(point[sweep.x], point[sweep.y]) for point in shown]}
-        groups["floor"] = [sweep.bound(point) for point in shown]
+        name = ", ".join(_NAMES[field].format(point[field]) for field in _NAMES if field in differ)
+        groups.setdefault(name, []).append((point[sweep.x], point[sweep.y]))
+    if not differ:
+        groups = {"measured": groups[""], "floor": [sweep.bound(point) for point in shown]}
     series = [
         Series(name, [x for x, _ in sorted(places)], [y for _, y in sorted(places)])
         for name, places in groups.items()
     ]
-    end = max(max(one.x) for one in series)
-    return draw([Panel(sweep.plot, series, log=True)], end, sweep.axis)
+    return Panel(sweep.plot, series, log=sweep.log)
 
 
 def write(folder: Path, what: str, records: Sequence[Record]) -> list[Path]:

@@ -62,7 +62,7 @@ def bench_linears(
             if tokens > 64:
                 floor, kind = 2 * tokens * out * columns / top.matmul * 1e6, "bf16 matmul"
             count = segments(out, columns)
-            usual = choose(tokens, count)
+            usual = choose(tokens, out, columns)
             trials = TRIALS[tokens] if sweep else ()
             for tile in (usual, *(other for other in trials if other != usual)):
                 launches = [partial(kernel.launch, x, w, tile, count) for w in packed[some]]

@@ -38,32 +38,27 @@ Records = Iterator[tuple[Record, bool]]
 EXPERTS = ((48, 1, (8, 64, 256, 4096)), (6, 4, (8, 64, 4096)))
 # Other tiles worth a try, by experts and tokens.
 EXPERT_TRIALS = {
-    (48, 8): (Tiles(Tile(128, 16, 4, 5), Tile(128, 16, 4, 5)),),
-    (48, 64): (Tiles(Tile(128, 16, 4, 5), Tile(128, 16, 4, 5)),),
+    (48, 8): (Tiles(Tile(128, 16, 4, 6), Tile(128, 16, 4, 6), least=16),),
+    (48, 64): (Tiles(Tile(128, 16, 4, 5), Tile(128, 16, 4, 5), least=16, overlap=True),),
     (48, 256): (
-        Tiles(Tile(128, 64, 4, 3), Tile(128, 64, 4, 3), least=16),
         Tiles(Tile(128, 32, 4, 4), Tile(128, 32, 4, 4), least=16, overlap=True),
+        Tiles(Tile(128, 64, 8, 4, 128), Tile(128, 64, 8, 4, 128), least=16, overlap=True),
     ),
-    (48, 4096): (),
-    (6, 8): (
-        Tiles(Tile(128, 16, 4, 4), Tile(128, 16, 4, 4)),
-        Tiles(Tile(128, 16, 4, 7), Tile(128, 16, 4, 7), own=True),
-        Tiles(Tile(64, 16, 4, 6), Tile(64, 16, 4, 6), own=True),
+    (48, 4096): (
+        Tiles(Tile(128, 64, 8, 4, 128), Tile(128, 64, 8, 4, 128), least=16, overlap=True),
     ),
+    (6, 8): (Tiles(Tile(128, 16, 8, 8), Tile(128, 16, 8, 8), own=True),),
     (6, 64): (
-        Tiles(Tile(128, 64, 4, 4), Tile(128, 64, 4, 4)),
-        Tiles(Tile(128, 64, 8, 4), Tile(128, 64, 8, 4), own=True),
-        Tiles(Tile(128, 64, 4, 4), Tile(128, 64, 8, 4), own=True),
-        Tiles(Tile(256, 64, 8, 4), Tile(256, 64, 8, 4), own=True),
+        Tiles(Tile(128, 64, 8, 4, 128), Tile(128, 64, 8, 4, 128), own=True),
+        Tiles(Tile(256, 64, 8, 5), Tile(256, 64, 8, 5), own=True),
     ),
-    (6, 4096): (),
+    (6, 4096): (Tiles(Tile(128, 64, 8, 4, 128), Tile(128, 64, 8, 4, 128), least=16, overlap=True),),
 }
 _PLAN = mhc_kernels.PLAN
 PLANS = (
     _PLAN._replace(few=0),
-    _PLAN._replace(registers=None),
-    _PLAN._replace(split_tokens=4),
-    _PLAN._replace(tokens=128, warps=8),
+    _PLAN._replace(each=1),
+    _PLAN._replace(split_tokens=2),
 )
 
 
@@ -117,7 +112,7 @@ def bench_experts(device: torch.device, top: Ceilings, sweep: bool) -> Records:
             if tokens <= 256:
                 wanted = experts.reference(x, ids, share, stored[0], limit=LIMIT)
                 found = experts_kernels.experts(x, ids, share, packed[0], limit=LIMIT)
-                check(f"experts {count} {tokens}", found, wanted, 5e-3)
+                check(f"experts {count} {tokens}", found, wanted, 1e-2)
             peer, _ = graph_us([_grouped(x, ids, plain)], 4)
             floor, kind = _expert_cost(tokens, ids, top)
             usual = choose_tiles(tokens, CHOICES, count)

@@ -20,6 +20,7 @@ from deepinfer.device import Device
 from deepinfer.errors import ConfigError
 from deepinfer.model.dummy import DummySource
 from deepinfer.model.engram_map import EngramMap, bucket_primes, multipliers, row_offsets
+from deepinfer.model.engram_table import Placement
 from deepinfer.model.network import Network
 from deepinfer.model.numerics import CHECKPOINT
 from deepinfer.model.operations import Operations
@@ -64,7 +65,13 @@ def slice_arch(name: str, *, draft: bool = False, **text: Any) -> Arch:
     return parse_arch(config)
 
 
-def slice_network(arch: Arch, device: Device, wishes: Mapping[str, str], seed: int = 3) -> Network:
+def slice_network(
+    arch: Arch,
+    device: Device,
+    wishes: Mapping[str, str],
+    seed: int = 3,
+    engram: Placement = "device",
+) -> Network:
     """A network with random weights made on the device.
 
     Args:
@@ -72,9 +79,11 @@ def slice_network(arch: Arch, device: Device, wishes: Mapping[str, str], seed: i
         device: where it lives.
         wishes: operation name -> implementation name, "*" for all others.
         seed: of the weights.
+        engram: where the n-gram tables are, see `open_table`; they have no files.
     """
     ops = Operations.bind(arch, CHECKPOINT, device.arch, wishes)
-    weights = WeightLoader(DummySource(arch, seed), arch, ops, CHECKPOINT, device.torch).load()
+    source = DummySource(arch, seed)
+    weights = WeightLoader(source, arch, ops, CHECKPOINT, device.torch, engram=engram).load()
     return Network(arch, CHECKPOINT, ops, weights, _hash_constants(arch))
 
 

@@ -22,6 +22,7 @@ from deepinfer.device import Device, find_device
 from deepinfer.engine.build import load
 from deepinfer.engine.options import EngineOptions
 from deepinfer.errors import ConfigError
+from deepinfer.model.engram_table import Placement
 from deepinfer.model.network import Network
 
 Record = dict[str, Any]
@@ -57,7 +58,14 @@ class Subject:
         }
 
 
-def open_slice(name: str, device: str, ops: Mapping[str, str], *, draft: bool) -> Subject:
+def open_slice(
+    name: str,
+    device: str,
+    ops: Mapping[str, str],
+    *,
+    draft: bool,
+    engram: Placement = "device",
+) -> Subject:
     """One rank of a group with random weights, and the ceilings of its device.
 
     Args:
@@ -65,6 +73,7 @@ def open_slice(name: str, device: str, ops: Mapping[str, str], *, draft: bool) -
         device: "auto", "cpu", "cuda" or "cuda:N".
         ops: operation name -> implementation name.
         draft: with draft stages.
+        engram: where the n-gram tables are.
 
     Raises:
         ConfigError: there is no such slice or device, or the device is a CPU: a slice's weights,
@@ -76,11 +85,17 @@ def open_slice(name: str, device: str, ops: Mapping[str, str], *, draft: bool) -
             f"slice {name}: slices of the release are measured on a GPU and {found.name} is none; "
             "use --device cuda, or --model nano on a CPU"
         )
-    network = slice_network(arch, found, ops)
+    network = slice_network(arch, found, ops, engram=engram)
     return Subject(name, network, found, Floors(release_arch(), rates(found), RANKS[name]))
 
 
-def open_directory(name: str, directory: Path, device: str, ops: Mapping[str, str]) -> Subject:
+def open_directory(
+    name: str,
+    directory: Path,
+    device: str,
+    ops: Mapping[str, str],
+    engram: Placement = "device",
+) -> Subject:
     """A checkpoint, and the ceilings of its device.
 
     Args:
@@ -88,12 +103,13 @@ def open_directory(name: str, directory: Path, device: str, ops: Mapping[str, st
         directory: the checkpoint.
         device: "auto", "cpu", "cuda" or "cuda:N".
         ops: operation name -> implementation name.
+        engram: where the n-gram tables are.
 
     Raises:
         DeepinferError: the model cannot be loaded.
     """
     found = find_device(device)
-    network = load(directory, found, EngineOptions(device=device, ops=ops))
+    network = load(directory, found, EngineOptions(device=device, ops=ops, engram=engram))
     return Subject(name, network, found, Floors(network.arch, rates(found)))
 
 

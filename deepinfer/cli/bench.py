@@ -39,7 +39,7 @@ def add(subparsers: Subparsers) -> None:
         '{"at_most": number} instead of a number',
     )
     steps = parser.add_argument_group(
-        "step, idle, prefix, decode, prefill: one rank of a group, on a GPU"
+        "step, idle, prefix, decode, prefill, shared: one rank of a group, on a GPU"
     )
     steps.add_argument(
         "--slice", help="ep8, ep16, ep32 or ep64 (default of step and idle; prefix: nano, on a CPU)"
@@ -49,9 +49,11 @@ def add(subparsers: Subparsers) -> None:
     )
     steps.add_argument("--rows", default="1,8,64", help="numbers of rows, at most 64 (1,8,64)")
     steps.add_argument(
-        "--length", type=int, help="tokens known a row (step 1024, decode and prefill 32768)"
+        "--length", type=int, help="tokens known a row (step 1024, decode, prefill, shared 32768)"
     )
-    steps.add_argument("--drafts", type=int, help="drafts a row, 0 to 5 (step 0, decode 5)")
+    steps.add_argument(
+        "--drafts", type=int, help="drafts a row, 0 to 5 (step 0, decode 5, shared 3)"
+    )
     steps.add_argument(
         "--prompts", default="2048,8192,16384", help="prefix: prompt lengths (2048,8192,16384)"
     )

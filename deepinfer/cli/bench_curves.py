@@ -16,23 +16,27 @@ from deepinfer.errors import ConfigError
 if TYPE_CHECKING:
     from deepinfer.bench.decode import Workload
     from deepinfer.bench.prefill import Prompts
+    from deepinfer.bench.shared import Load
     from deepinfer.bench.simulate.tables import StepModel
     from deepinfer.bench.subject import Record, Subject
 
-SUITES = ("decode", "prefill", "end-to-end", "predict")
+SUITES = ("decode", "prefill", "shared", "end-to-end", "predict")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of these suites alone."""
-    group = parser.add_argument_group("decode, prefill: sweeps over the number of requests")
+    group = parser.add_argument_group("decode, prefill: sweeps over the number of requests; shared")
     group.add_argument("--model", help="a checkpoint directory or embedded model; or see --slice")
     group.add_argument(
-        "--batch", help="requests (decode 1,2,4,8,16,32,64; prefill 1,2,4; --published to 256)"
+        "--batch", help="requests (decode 1 to 64; prefill 1,2,4; shared 8,32; --published to 256)"
     )
     group.add_argument(
         "--uncached",
         type=int,
         help="tokens of a prompt that no cache has (4096); the rest is a hit",
+    )
+    group.add_argument(
+        "--budget", help="prefill: tokens of a step, which holds whole prompts or a part"
     )
     group.add_argument(
         "--acceptance",
@@ -43,11 +47,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the published curves' workload: 131,072 tokens, 3 drafts",
     )
+    group.add_argument(
+        "--engram",
+        choices=("device", "host", "disk"),
+        default="device",
+        help="where the n-gram tables are (device); a slice has no files on a disk",
+    )
     group.add_argument("--steps", type=int, help="timed at each point (decode 60, prefill 7)")
     group.add_argument("--operations", action="store_true", help="also time each operation")
     group.add_argument("--out", type=Path, metavar="DIR", help="write JSON lines, table and plot")
     group = parser.add_argument_group("end-to-end: the engine against eager reference operations")
-    group.add_argument("--output-tokens", type=int, default=256, help="of each request (256)")
+    group.add_argument("--output-tokens", type=int, help="of each request (256; shared: 64)")
+    group.add_argument(
+        "--eager-tokens",
+        type=int,
+        help="that the references generate; the others' time is that of as many of their steps",
+    )
     _add_prediction(parser)
 
 
@@ -55,7 +70,18 @@ def measure(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     """Run the suite that the arguments name; it prints its records itself."""
     if args.what == "predict":
         return predict(args)
+    if args.what == "shared":
+        return shared(args)
     return end_to_end(args) if args.what == "end-to-end" else sweep(args)
+
+
+def shared(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
+    """Serve requests behind one text."""
+    from deepinfer.bench import shared as behind
+
+    subject = _subject(args)
+    rows = _numbers(args.batch) or behind.ROWS
+    return behind.run(subject.network, subject.name, rows, together(args), json=args.json)
 
 
 def end_to_end(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
@@ -66,7 +92,8 @@ def end_to_end(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     return whole.run(
         args.device or "auto",
         batches or whole.BATCHES,
-        output=args.output_tokens,
+        output=args.output_tokens or 256,
+        eager=args.eager_tokens,
         ops=parse_ops(args.op),
         json=args.json,
     )
@@ -94,11 +121,13 @@ def _subject(args: argparse.Namespace) -> Subject:
         raise ConfigError("what is to be measured? Use either --model or --slice")
     device, ops = args.device or "auto", parse_ops(args.op)
     if args.slice is not None:
-        return open_slice(args.slice, device, ops, draft=_drafts(args) > 0)
-    return open_directory(args.model, model_directory(args.model), device, ops)
+        return open_slice(args.slice, device, ops, draft=_drafts(args) > 0, engram=args.engram)
+    return open_directory(args.model, model_directory(args.model), device, ops, args.engram)
 
 
 def _drafts(args: argparse.Namespace) -> int:
+    if args.what == "shared":
+        return together(args).drafts
     return workload(args).drafts if args.what == "decode" else 0
 
 
@@ -130,6 +159,20 @@ def workload(args: argparse.Namespace) -> Workload:
     return replace(base, **given)  # pyright: ignore[reportArgumentType] - checked by the class
 
 
+def together(args: argparse.Namespace) -> Load:
+    """The requests behind one text that the arguments describe."""
+    from deepinfer.bench.shared import Load
+
+    changes: dict[str, object] = {
+        "length": args.length or (131072 if args.published else None),
+        "uncached": args.uncached,
+        "output": args.output_tokens,
+        "drafts": args.drafts,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    return Load(**given)  # pyright: ignore[reportArgumentType] - checked by the class
+
+
 def prompts(args: argparse.Namespace) -> Prompts:
     """The sweep over prompts that the arguments describe."""
     from deepinfer.bench.prefill import Prompts
@@ -139,19 +182,20 @@ def prompts(args: argparse.Namespace) -> Prompts:
         "length": args.length or (131072 if args.published else None),
         "uncached": args.uncached,
         "repeats": args.steps,
+        "budgets": _numbers(args.budget, "--budget"),
         "operations": args.operations,
     }
     given = {name: value for name, value in changes.items() if value is not None}
     return replace(Prompts(), **given)  # pyright: ignore[reportArgumentType] - checked by the class
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
+def _numbers(text: str | None, option: str = "--batch") -> tuple[int, ...] | None:
     if text is None:
         return None
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"--batch {text}: write numbers with commas between") from error
+        raise ConfigError(f"{option} {text}: write numbers with commas between") from error
 
 
 def _part(text: str) -> float:

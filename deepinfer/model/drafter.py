@@ -5,12 +5,10 @@ Knows nothing of verification. Source: `spec/model.md` 10.1; `spec/model-decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 
+from deepinfer.device import find_device
 from deepinfer.model.block import Flow
 from deepinfer.model.network import Network
 from deepinfer.model.state import State
@@ -18,9 +16,10 @@ from deepinfer.model.weights import BlockWeights
 from deepinfer.ops.batch import Batch, ring_places
 from deepinfer.ops.draft_start import DraftStart, blocks
 from deepinfer.ops.formats import Quantised
+from deepinfer.ops.leading import leading_rows
 from deepinfer.ops.low_rank import LowRank
 from deepinfer.ops.markov_draft import Drafts, Draw
-from deepinfer.ops.mhc_update import Pending
+from deepinfer.ops.mhc_boundary import Boundary
 from deepinfer.ops.norm_quantise import Normed
 from deepinfer.ops.rotation import Rotation
 
@@ -40,6 +39,7 @@ class Drafter:
         self.draft_arch = draft
         self.weights = weights
         self.block = network.block
+        self._leading_rows = leading_rows.bind(arch=find_device(str(network.device)).arch)
 
     @torch.inference_mode()
     def seed(self, features: Tensor, batch: Batch, state: State) -> None:
@@ -135,14 +135,10 @@ class Drafter:
         arch, block = self.network.arch, self.draft_arch.block_size
         boundary = self.block.enter(flow, stage.hyper_attn)
         low = self.block.low_rank(boundary, stage.attention)
-        records, entered = None, Flow(boundary.streams, None, boundary.pre)
-        post, comb = boundary.post, boundary.comb
+        records = None
         if count < block:  # only the keys of the other rows are wanted
             records = self._records(low.kv, stage, by)
-            some = partial(_leading, block=block, count=count)
-            low, by = _low_rank_of(low, some), Rotation(some(by.cos), some(by.sin))
-            entered = Flow(some(boundary.streams), None, some(boundary.pre))
-            post, comb = some(post), some(comb)
+            boundary, low, by = self._first(boundary, low, by, count)
         inputs = self.block.attention_inputs(low, stage.attention, by)
         records = inputs.records if records is None else records
         o = self.network.ops.draft_attention(
@@ -159,9 +155,23 @@ class Drafter:
             record=self.network.records.window,
         )
         output = self.block.output(o.flatten(0, 1), stage.attention)
-        flow = entered._replace(pending=Pending(output, post, comb))
-        topk = self.draft_arch.num_experts_per_tok
-        return self.block.feed_forward(flow, stage, topk)
+        flow = self.block.leave(boundary, output)
+        return self.block.feed_forward(flow, stage, self.draft_arch.num_experts_per_tok)
+
+    def _first(
+        self, boundary: Boundary, low: LowRank, by: Rotation, count: int
+    ) -> tuple[Boundary, LowRank, Rotation]:
+        """The first `count` rows of each block, but for the sub-layer's input."""
+        pair = low.query.quantised
+        pairs = () if pair is None else (pair.codes, pair.scale)
+        streams, pre, post, comb, cos, sin, kv, hidden, *pairs = self._leading_rows(
+            (*boundary[:4], by.cos, by.sin, low.kv, low.query.hidden, *pairs),
+            block=self.draft_arch.block_size,
+            count=count,
+        )
+        boundary = boundary._replace(streams=streams, pre=pre, post=post, comb=comb)
+        low = LowRank(Normed(hidden, Quantised(*pairs) if pairs else None), kv)
+        return boundary, low, Rotation(cos, sin)
 
     def _records(self, kv: Tensor, stage: BlockWeights, by: Rotation) -> Tensor:
         """Window records [tokens, bytes] of raw keys [tokens, head_dim], without queries."""
@@ -175,16 +185,3 @@ class Drafter:
             record=self.network.records.window,
         )
         return made.records
-
-
-def _leading(rows: Tensor, block: int, count: int) -> Tensor:
-    """The first `count` rows of each block of `block` rows."""
-    return rows.unflatten(0, (-1, block))[:, :count].flatten(0, 1)
-
-
-def _low_rank_of(low: LowRank, some: Callable[[Tensor], Tensor]) -> LowRank:
-    """The projections of `some` rows."""
-    pair = low.query.quantised
-    if pair is not None:
-        pair = Quantised(some(pair.codes), some(pair.scale))
-    return LowRank(Normed(some(low.query.hidden), pair), some(low.kv))

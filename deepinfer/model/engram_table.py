@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.arch import TensorSpec
+from deepinfer.device import mapped
 from deepinfer.errors import CheckpointError, ConfigError
 from deepinfer.model.source import Faults, FileRange, TensorSource, read
 
@@ -53,20 +54,23 @@ def open_table(
         source: holds `layers.<layer>.engram.embed.{weight,scale}`.
         layer: index of a layer of config key `engram_layer_ids`.
         placement: "device": resident on `device`, checked while it is read; "host": resident in
-            host memory, likewise; "disk": nothing resident, rows are checked as they are read.
+            host memory, likewise, where a GPU looks rows up itself; "disk": nothing resident, rows
+            are checked as they are read.
         device: where fetched rows go.
 
     Raises:
         ConfigError: `placement` is "disk" but the source has no files.
+        ConfigError: `placement` is "host", but the system does not lock so much memory for a GPU.
         CheckpointError: a resident table holds an unusable value.
     """
     device = torch.device(device)
     names = [f"layers.{layer}.engram.embed.{kind}" for kind in ("weight", "scale")]
     if placement == "disk":
         return _DiskTable([_DiskColumns(source, name) for name in names], device)
-    # Host tables stay pageable: the CPU gathers from them, only the gathered rows are copied.
-    home = device if placement == "device" else torch.device("cpu")
-    return _ResidentTable([read(source, name, home) for name in names], device)
+    if placement == "device":
+        return _ResidentTable([read(source, name, device) for name in names], device)
+    columns = [read(source, name, torch.device("cpu")) for name in names]
+    return _ResidentTable([mapped(column, device) for column in columns], device)
 
 
 def _check_rows(rows: Tensor, count: int) -> None:
@@ -85,25 +89,29 @@ def _to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 class _ResidentTable:
-    """Both columns in memory, on the device or on the host."""
+    """Both columns where the device reads them: its own memory, or the host's."""
+
+    graph_safe = True
 
     def __init__(self, columns: list[Tensor], device: torch.device):
         self.columns = columns
         self.device = device
-        self.graph_safe = columns[0].device.type == device.type
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        home = self.columns[0].device
-        flat = rows.to(home).reshape(-1)
-        if home.type == "cpu":  # on a device, `index_select` checks without a round trip
+        flat = rows.to(self.device).reshape(-1)
+        if self.device.type == "cpu":  # on a GPU, `index_select` checks without a round trip
             _check_rows(flat, self.columns[0].shape[0])
         codes, scales = (
-            column.index_select(0, flat).view(*rows.shape, column.shape[1])
-            for column in self.columns
+            _gathered(column, flat).view(*rows.shape, column.shape[1]) for column in self.columns
         )
-        if home == self.device:
-            return codes, scales
-        return _to_device(codes, self.device), _to_device(scales, self.device)
+        return codes, scales
+
+
+def _gathered(column: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a column, eight bytes a load where it can be: the bus carries few small requests."""
+    if column.shape[1] % 8:
+        return column.index_select(0, rows)
+    return column.view(torch.int64).index_select(0, rows).view(torch.uint8)
 
 
 class _DiskColumns:

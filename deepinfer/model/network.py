@@ -150,7 +150,7 @@ class Network:
         ]
         tables = [w.engram.table for w in self.weights.layers if w.engram is not None]
         if not all(table.graph_safe for table in tables):
-            found.append("the Engram tables are not on the device")
+            found.append("the Engram tables are on disk")
         return found
 
     def begin(self, ids: Tensor) -> Flow:

@@ -134,6 +134,8 @@ class Operations:
             "inner": arch.moe_intermediate_size,
             "head_dim": arch.head_dim,
             "heads": arch.num_attention_heads,
+            "window": arch.sliding_window,
+            "draft_block": 0 if arch.draft is None else arch.draft.block_size,
             "rank": arch.q_lora_rank,
             "o_rank": arch.o_lora_rank,
             "o_groups": arch.o_groups,

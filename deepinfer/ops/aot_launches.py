@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.arch import Record, Records
-from deepinfer.ops import triton_rows
+from deepinfer.ops import triton_leading, triton_rows
 from deepinfer.ops.add_outputs import triton as add_outputs
 from deepinfer.ops.angles import triton as angles
 from deepinfer.ops.attention_inputs import triton as attention_inputs
@@ -24,6 +24,7 @@ from deepinfer.ops.compress import triton as compress
 from deepinfer.ops.conclude import Group, RowTable
 from deepinfer.ops.conclude import triton as conclude
 from deepinfer.ops.decoding import triton as decoding
+from deepinfer.ops.draft_attention import hopper as draft_hopper
 from deepinfer.ops.draft_attention import triton as draft_attention
 from deepinfer.ops.draft_start import triton as draft_start
 from deepinfer.ops.draft_store import triton as draft_store
@@ -33,10 +34,11 @@ from deepinfer.ops.engram_rows import triton as engram_rows
 from deepinfer.ops.engram_rows.reference import EngramHash
 from deepinfer.ops.engram_values import triton as engram_values
 from deepinfer.ops.experts import triton as experts
-from deepinfer.ops.experts.packing import PackedExperts
-from deepinfer.ops.formats import Fp4Weight, Quantised
+from deepinfer.ops.experts.packing import PackedExperts, PackedMatrix
+from deepinfer.ops.formats import Quantised
 from deepinfer.ops.grouped_output import triton as grouped_output
 from deepinfer.ops.grouped_output.packing import PackedLow
+from deepinfer.ops.head import hopper as head_hopper
 from deepinfer.ops.head import triton as head
 from deepinfer.ops.index_inputs import triton as index_inputs
 from deepinfer.ops.index_inputs.reference import IndexQueries
@@ -46,6 +48,7 @@ from deepinfer.ops.index_select import triton as index_select
 from deepinfer.ops.linear_fp8 import triton as linear
 from deepinfer.ops.low_rank import triton as low_rank
 from deepinfer.ops.markov_draft import MarkovWeights
+from deepinfer.ops.markov_draft import hopper as markov_hopper
 from deepinfer.ops.markov_draft import triton as markov_draft
 from deepinfer.ops.mhc_boundary import triton as boundary
 from deepinfer.ops.mhc_collapse import triton as mhc_collapse
@@ -116,9 +119,10 @@ def _low(out: int, columns: int) -> PackedLow:
 
 
 def _experts(count: int) -> PackedExperts:
-    def matrix(out: int, columns: int) -> Fp4Weight:
+    def matrix(out: int, columns: int) -> PackedMatrix:
         blocks, steps = out // 64, columns // 128
-        return Fp4Weight(_bytes(count, blocks, steps, 2, 128, 16), _words(count, blocks, steps, 64))
+        codes = _bytes(count, blocks, steps, 2, 128, 16)
+        return PackedMatrix(codes, _words(count, blocks, steps, 64), _fp32(count, out))
 
     return PackedExperts(matrix(2 * INNER, HIDDEN), matrix(HIDDEN, INNER), INNER)
 
@@ -152,16 +156,20 @@ def _pages(ratio: int) -> PageViews:
     )
 
 
-def _attention(tokens: int, by: Rotation, *, ratio: int) -> Callable[[], object]:
+def _attention(
+    tokens: int, by: Rotation, *, ratio: int, whole: bool = False
+) -> Callable[[], object]:
+    """Tokens that stand alone, or a `whole` slice."""
+    batch = replace(_batch(tokens), slices=((0, tokens),) if whole else ())
     return partial(
-        sparse_attention.sparse_attention,
+        sparse_attention.in_runs if whole else sparse_attention.sparse_attention,
         _bf16(tokens, HEADS, HEAD_DIM),
         _bytes(tokens, RECORDS.window.bytes),
         _bytes(4, 140, RECORDS.window.bytes),
         _longs(tokens, 512) if ratio else None,
         _pages(ratio) if ratio else None,
         _fp32(HEADS),
-        _batch(tokens),
+        batch,
         by,
         window=128,
         scale=HEAD_DIM**-0.5,
@@ -266,16 +274,27 @@ def _drafts(requests: int) -> dict[str, Callable[[], object]]:
     weights = MarkovWeights(_bf16(VOCAB, MARKOV), _bf16(VOCAB, MARKOV), _bf16(1, HIDDEN + MARKOV))
     state = replace(SamplerTable(4, "meta").state, uses=Uses(noise=True))
     base, hidden = _fp32(requests, BLOCK, VOCAB), _bf16(requests, BLOCK, HIDDEN)
-    draft = partial(markov_draft.markov_draft, base, hidden, rows, weights, keep=False)
+    draft, wide = (
+        partial(module.markov_draft, base, hidden, rows, weights, keep=False)
+        for module in (markov_draft, markov_hopper)
+    )
     return {
-        "draft attention": partial(
-            draft_attention.draft_attention, _bf16(requests, BLOCK, HEADS, HEAD_DIM),
-            _bytes(requests, BLOCK, RECORDS.window.bytes), _bytes(4, 140, RECORDS.window.bytes),
-            rows, rows, rows, _fp32(HEADS), by, window=128, scale=HEAD_DIM**-0.5,
-            record=RECORDS.window,
+        **{
+            f"draft attention, {module.__name__.rpartition('.')[2]}": partial(
+                module.draft_attention, _bf16(requests, BLOCK, HEADS, HEAD_DIM),
+                _bytes(requests, BLOCK, RECORDS.window.bytes), _bytes(4, 140, RECORDS.window.bytes),
+                rows, rows, rows, _fp32(HEADS), by, window=128, scale=HEAD_DIM**-0.5,
+                record=RECORDS.window,
+            )
+            for module in (draft_attention, draft_hopper)
+        },
+        "first rows of blocks": partial(
+            triton_leading.leading_rows,
+            (_bf16(requests * BLOCK, 4, HIDDEN), _fp32(requests * BLOCK, 4)), block=BLOCK, count=3,
         ),
         "drafts": draft,
         "drafts drawn": partial(draft, Drawing(state, rows, rows, Purpose.TARGET, None)),
+        "drafts drawn, hopper": partial(wide, Drawing(state, rows, rows, Purpose.TARGET, None)),
     }  # fmt: skip
 
 
@@ -321,7 +340,9 @@ def _calls(t: int) -> dict[str, Callable[[], object]]:
     }
     calls |= _owner(t, ratio=1) | _owner(t, ratio=2) | _streams(t)
     calls |= _drafts(min(t, 64)) | _rows(min(t, 64))
-    calls |= {f"attention ratio {ratio}": _attention(t, by, ratio=ratio) for ratio in (0, 1, 2)}
+    for ratio in (0, 1, 2):
+        calls[f"attention ratio {ratio}"] = _attention(t, by, ratio=ratio)
+        calls[f"attention of a slice, ratio {ratio}"] = _attention(t, by, ratio=ratio, whole=True)
     return calls | {
         "quantise": partial(triton_rows.sum_quantise, _bf16(t, HIDDEN)),
         "boundary": partial(cross, streams, pending, pre, _hyper()),
@@ -355,4 +376,7 @@ def _calls(t: int) -> dict[str, Callable[[], object]]:
             topk=CHOICES, scaling=2.5,
         ),
         "head": partial(head.head, _bf16(min(t, 256), HIDDEN), _bf16(VOCAB, HIDDEN)),
+        "head, 192 tokens a program": partial(
+            head_hopper.wide, _bf16(t, HIDDEN), _bf16(VOCAB, HIDDEN)
+        ),
     }  # fmt: skip

@@ -7,6 +7,7 @@ Every `cases.py` has `case(make, batch)`, which returns the reference's argument
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,30 @@ from deepinfer.ops.formats import Fp4Weight, Fp8Weight, Quantised, encode_record
 from deepinfer.ops.rotation import Rotation, layer_frequencies, rotation
 
 Case = dict[str, Any]
+
+
+@dataclass
+class Table:
+    """What is known of rows, for operations that read or change it; row 0 is reserved.
+
+    The fields have names, shapes and dtypes of `Rows`, `RowTable` and the drafts' temperatures.
+    """
+
+    tokens: Tensor
+    length: Tensor
+    limit: Tensor
+    slot: Tensor
+    decoder_start: Tensor
+    lower: Tensor
+    cached: Tensor
+    drafts: Tensor
+    cap: Tensor
+    ended: Tensor
+    end_id: Tensor
+    stop_ids: Tensor
+    confidence: Tensor
+    temperature: Tensor
+    budget: Tensor
 
 
 class Maker:
@@ -152,6 +177,33 @@ class Maker:
     def ring(self, batch: Batch) -> Tensor:
         """A window or draft ring of every slot, full of random records."""
         return self.stored(self.records.window, len(batch.slots), self.arch.ring_rows)
+
+    def table(self, batch: Batch, drafts: int) -> Table:
+        """Rows of a batch, which know the tokens up to the ends of their slices, with `drafts` at
+        hand at most; a few have ended, and a few may grow by one token only."""
+        rows = len(batch.slots)
+        length = torch.ones(rows, dtype=torch.int64, device=self.device)
+        length[batch.rows] = batch.ends
+        width, most = batch.max_len + 1 + drafts, self.arch.vocab_size
+        ended = self.integers(0, 6, rows) == 0
+        ended[0] = True
+        return Table(
+            tokens=self.integers(0, most, rows, width + drafts),
+            length=length,
+            limit=length + self.integers(1, drafts + 2, rows),
+            slot=batch.slots,
+            decoder_start=self.integers(0, 20, rows),
+            lower=self.integers(0, 9, rows),
+            cached=self.integers(0, 9, rows),
+            drafts=self.integers(0, drafts + 1, rows),
+            cap=self.integers(0, drafts + 1, rows),
+            ended=ended,
+            end_id=self.integers(0, most, rows),
+            stop_ids=self.integers(-1, most, rows, 3),
+            confidence=self.wide(rows, drafts),
+            temperature=torch.ones(drafts, dtype=torch.float64, device=self.device),
+            budget=torch.tensor([rows * drafts // 2], device=self.device),
+        )
 
     def angles(self, positions: Tensor, *, compressed: bool = False) -> Rotation:
         """Angles of positions, for layers with or without a compressed branch."""

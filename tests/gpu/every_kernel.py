@@ -1,14 +1,14 @@
 """Calls every Triton implementation at the sizes of the release with few tokens, once each.
 
-A program for tools that watch a process: `python -m tests.gpu.every_kernel [SHARE/SHARES]`. It
-knows no expected values; it says what it ran. Operations without cases are not among them: those
-which change tables of rows.
+A program for tools that watch a process. `python -m tests.gpu.every_kernel SHARE/SHARES [STEP...]`
+calls operations, or some of them: NAME,NAME instead of a share. `... engine` and `... graphs` serve
+two requests with drafts by a small engine, directly and in captured steps. It knows no expected
+values; it says what it ran.
 """
 
 import importlib
-import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,18 +17,30 @@ from torch import Tensor
 from deepinfer.arch import Arch
 from deepinfer.bench.slices import slice_arch
 from deepinfer.device import find_device
+from deepinfer.engine.border import Border
+from deepinfer.engine.build import build_core, with_sharing
+from deepinfer.engine.options import EngineOptions
+from deepinfer.engine.service import Service
 from deepinfer.errors import NoImplementation
 from deepinfer.model.numerics import CHECKPOINT
 from deepinfer.model.operations import OPS, Operations
 from deepinfer.ops.cases import Maker
+from deepinfer.ops.conclude import conclude
+from deepinfer.ops.decoding import decoding
+from deepinfer.ops.draft_start import draft_start
+from deepinfer.ops.draft_store import draft_store
 from deepinfer.ops.registry import Bound, Op
 from deepinfer.ops.sample import sample
+from deepinfer.request import SamplingParams
+from deepinfer.runner.runner import TorchRunner
+from deepinfer.scheduler import Limits
+from tests.gpu.networks import build, small
 
-ALL: Mapping[str, Op] = {
-    name: op
-    for name, op in {**OPS, "sample": sample}.items()
-    if importlib.util.find_spec(f"deepinfer.ops.{name}.cases")
+# Operations beside those of the network; of these, the last ones change tables of rows.
+OTHERS: Mapping[str, Op] = {
+    op.name: op for op in (sample, decoding, draft_start, conclude, draft_store)
 }
+ALL: Mapping[str, Op] = {**OPS, **OTHERS}
 PACKED = ("weights", "weight", "gate")  # parameters with weights that an implementation packs
 # Requests at positions on both sides of window and page borders; then slices of prompts.
 STEPS = {
@@ -37,12 +49,14 @@ STEPS = {
     "decode 70": [(5 * i, 1) for i in range(70)],
     "prompts": [(0, 150), (37, 1), (100, 110)],
 }
-FIRST = {"index_select": "hopper"}  # what the release gets, where that is not named "triton"
+# What the release gets, where that is not named "triton".
+FIRST = dict.fromkeys(("draft_attention", "head", "index_select", "markov_draft"), "hopper")
 # Other cases of an operation than its first one.
 WAYS: Mapping[str, list[dict[str, Any]]] = {
     "compress": [{"ratio": 1}, {"ratio": 2}],
     "sparse_attention": [{"ratio": 0}, {"ratio": 1}, {"ratio": 2}],
     "index_select": [{"ratio": 1}, {"ratio": 2}, {"ratio": 1, "publish": True}],
+    "conclude": [{}, {"masked": True}],
 }
 
 
@@ -69,8 +83,8 @@ def release(vocab: int = 4096) -> Arch:
 def bound(arch: Arch, name: str, device_arch: str, wish: str = "") -> Bound | None:
     """An operation's implementation of that name, None if there is none; "" = see `FIRST`."""
     wish = wish or FIRST.get(name, "triton")
-    if name == "sample":
-        return sample.bind(wish, arch=device_arch)
+    if name in OTHERS:
+        return OTHERS[name].bind(wish, arch=device_arch)
     try:
         return getattr(
             Operations.bind(arch, CHECKPOINT, device_arch, {"*": "reference", name: wish}), name
@@ -115,24 +129,66 @@ def tensors(value: Any) -> list[Tensor]:
     return [t for part in value for t in tensors(part)] if isinstance(value, tuple) else []
 
 
-def main(share: int, shares: int) -> None:
-    """Run one share of the operations."""
+def chosen(asked: str) -> list[str]:
+    """Operations by names, or a share of all that have a Triton implementation."""
+    share, slash, shares = asked.partition("/")
+    names = [n for n, op in ALL.items() if any(i.name == "triton" for i in op.implementations)]
+    return names[int(share) :: int(shares)] if slash else asked.split(",")
+
+
+def run_operations(names: list[str], steps: Sequence[str]) -> None:
+    """Call each operation once a way and step."""
     device = find_device("cuda")
     arch = release()
-    names = [name for name in ALL if "triton" in _names(ALL[name])][share::shares]
-    for step in STEPS:
+    for step in steps:
         for call in calls(arch, device.torch, device.arch, names, step):
-            sys.stdout.write(f"{call.name}\n")
-            sys.stdout.flush()
+            say(call.name)
             call.bound(**call.given)
             device.synchronize()
-    sys.stdout.write(f"all of {', '.join(names)} ran\n")
+    say(f"all of {', '.join(names)} ran")
 
 
-def _names(op: Op) -> list[str]:
-    return [implementation.name for implementation in op.implementations]
+def run_engine(*, captured: bool) -> None:
+    """A few requests with drafts through a whole engine at small sizes."""
+    device = find_device("cuda")
+    net = build(small(), device.torch, device.arch, {"*": "auto"})
+    options = EngineOptions(
+        device="cuda",
+        enforce_eager=not captured,
+        cudagraph_capture_sizes=(2,) if captured else None,
+        speculative_config={"num_speculative_tokens": 3},
+    )
+    limits = Limits(
+        num_pages=6, num_slots=4, max_model_len=200, max_num_batched_tokens=150, max_num_seqs=2
+    )
+    core = build_core(net, with_sharing(limits, net, options, b"small"), options)
+    service = Service(Border(net.arch, None, limits.max_model_len), core, lambda: 0)
+    kinds = (
+        SamplingParams(temperature=0, max_tokens=9, logprobs=1),
+        SamplingParams(seed=3, top_p=0.9, repetition_penalty=1.2, max_tokens=9),
+    )
+    for i, (count, params) in enumerate(zip((140, 5), kinds, strict=True)):
+        service.add(str(i), [(7 * i + 11 * k) % 900 + 10 for k in range(count)], params)
+    steps = 0
+    while not service.idle:
+        for output in service.step():
+            assert output.error is None
+        steps += 1
+        say(f"step {steps}")
+    assert isinstance(core.runner, TorchRunner)
+    assert (core.runner.captures.replays > 0) == captured
+    say("all of the engine ran")
+
+
+def say(line: str) -> None:
+    """A line at once: it tells where a process was when it died."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    own, _, every = (sys.argv[1] if len(sys.argv) > 1 else "0/1").partition("/")
-    main(int(own), int(every))
+    asked, *some = sys.argv[1:] or ["0/1"]
+    if asked in ("engine", "graphs"):
+        run_engine(captured=asked == "graphs")
+    else:
+        run_operations(chosen(asked), some or list(STEPS))

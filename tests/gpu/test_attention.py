@@ -20,6 +20,7 @@ LIKE_THE_RELEASE = replace(
     SMALL, num_attention_heads=64, head_dim=512, qk_rope_head_dim=64, sliding_window=128,
     index_topk=512,
 )  # fmt: skip
+WIDER = replace(SMALL, head_dim=128)
 SPANS = [(0, 5), (700, 3), (1500, 1), (60, 200), (3000, 2)]
 
 
@@ -154,3 +155,60 @@ def test_a_selection_may_be_empty_or_have_holes(gpu):
             split.tiled(**part, tiles=split.choose(8)),
         ):
             assert bool((row_errors(found, wanted) < 5e-3).all())
+
+
+SLICES = [(0, 3), (700, 130), (3000, 1), (0, 257), (1500, 128), (60, 40)]  # three are long
+
+
+@pytest.mark.parametrize("ratio", [0, 1, 2])
+@pytest.mark.parametrize("arch", [WIDER, LIKE_THE_RELEASE])
+def test_long_slices_have_the_bits_of_two_launches_with_any_number_of_programs(gpu, arch, ratio):
+    make = Maker(arch, device=gpu.device)
+    case = cases.case(make, make.batch(SLICES), ratio=ratio)
+    wanted = split.tiled(**case, tiles=split.choose(8))
+    for programs in (132, 7, 1) * 3:
+        torch.full((2**28,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
+        found = kernel.in_runs(**case, programs=programs)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-4, 30.0, 1e3])
+def test_long_slices_have_the_bits_of_two_launches_however_far_scores_lie_apart(gpu, size):
+    make = Maker(LIKE_THE_RELEASE, device=gpu.device)
+    case = cases.case(make, make.batch(SLICES), ratio=1)
+    window, latent = case["layout"].window, case["layout"].latent
+    ids = torch.where(case["ids"] % 3 == 0, case["ids"], -1)
+    case |= {"q": case["q"] * size, "ids": ids}
+    for recent, selected in ((None, None), (100, 60), (127, 40), (110, 126)):
+        if recent is not None:
+            for place in ("records", "ring"):
+                case[place][..., window.code_bytes :] = recent
+            case["pages"].latents[..., latent.code_bytes :] = selected
+        wanted = split.tiled(**case, tiles=split.choose(8))
+        torch.testing.assert_close(kernel.in_runs(**case), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_a_long_slice_never_reads_what_is_not_visible(gpu, ratio):
+    make = Maker(LIKE_THE_RELEASE, device=gpu.device)
+    case = cases.case(make, make.batch(SLICES), ratio=ratio)
+    wanted = kernel.in_runs(**case)
+    batch = case["batch"]
+    case["ring"][0] = 255  # NaN codes and scales
+    for first, _ in batch.slices:
+        if not int(batch.starts[first]):  # nothing was stored before
+            case["ring"][batch.slots[batch.rows[first]]] = 255
+    if ratio:
+        case["pages"].latents[0] = 255
+    torch.testing.assert_close(kernel.in_runs(**case), wanted, rtol=0, atol=0)
+
+
+def test_a_selection_of_a_long_slice_may_be_empty_or_have_holes(gpu):
+    make = Maker(LIKE_THE_RELEASE, device=gpu.device)
+    case = cases.case(make, make.batch(SLICES), ratio=1)
+    ids = case["ids"]
+    some = torch.where(ids % 3 == 0, ids, -1)
+    for chosen in (torch.full_like(ids, -1), some, some[:, :100], some[:, :0]):
+        part: dict[str, Any] = case | {"ids": chosen.contiguous()}
+        wanted = split.tiled(**part, tiles=split.choose(8))
+        torch.testing.assert_close(kernel.in_runs(**part), wanted, rtol=0, atol=0)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("cap", [0, 1, 3, 5])
 @pytest.mark.parametrize("masked", [False, True])
 def test_results_and_tables_are_those_of_the_reference(gpu, cap, masked):
-    for seed in range(40):
+    for seed in range(12):
         given, other = (step(seed, cap, masked=masked, device=gpu.device) for _ in range(2))
         torch.full((1 << 20,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
         assert same(kernel.conclude(*given, cap=cap), conclude.reference(*other, cap=cap))

@@ -5,10 +5,12 @@ import torch
 
 from deepinfer.ops.draft_start import draft_start
 from deepinfer.ops.draft_store import draft_store
+from deepinfer.ops.leading import leading_rows
 from tests.ops.small import same
 from tests.ops.test_draft_rows import BLOCK, NOISE, table
 
 pytest.importorskip("triton")
+from deepinfer.ops import triton_leading
 from deepinfer.ops.draft_start import triton as start_kernel
 from deepinfer.ops.draft_store import triton as store_kernel
 
@@ -35,3 +37,27 @@ def test_drafts_go_where_the_reference_puts_them(gpu, count):
         assert same(found, draft_store.reference(other, rows, tokens, confidence))
         for name, value in vars(one).items():
             assert torch.equal(value, getattr(other, name)), name
+
+
+@pytest.mark.parametrize("requests", [1, 3, 64])
+def test_first_rows_of_blocks_are_those_of_the_reference(gpu, requests):
+    shapes = [(4, 5120), (4,), (4, 4), (1280,), (40,), (7,), (512,), (3, 11), (32,), (1500,)]
+    kinds = [torch.bfloat16, torch.float32, torch.uint8, torch.int64]
+    draw = torch.Generator(gpu.device).manual_seed(0)
+    tensors = []
+    for place, shape in enumerate(shapes):
+        size = (5 * requests, *shape)
+        drawn = torch.randint(0, 200, size, generator=draw, device=gpu.device)
+        tensors.append(drawn.to(kinds[place % len(kinds)]))
+    for count in (1, 3, 5):
+        for some in (tensors, tensors[:3], tensors[5:6]):
+            torch.full((1 << 26,), 255, dtype=torch.uint8, device=gpu.device)  # poison of outputs
+            found = triton_leading.leading_rows(some, block=5, count=count)
+            wanted = leading_rows.reference(some, block=5, count=count)
+            for one, other in zip(found, wanted, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_more_tensors_than_a_launch_takes_are_an_error(gpu):
+    with pytest.raises(ValueError, match="11 tensors"):
+        triton_leading.leading_rows([torch.zeros(5, 4, device=gpu.device)] * 11, block=5, count=2)

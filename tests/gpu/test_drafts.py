@@ -20,7 +20,9 @@ from deepinfer.step import RowSampling
 from tests.ops.small import SMALL
 
 pytest.importorskip("triton")
+from deepinfer.ops.draft_attention import hopper
 from deepinfer.ops.draft_attention import triton as attention
+from deepinfer.ops.markov_draft import hopper as markov_hopper
 from deepinfer.ops.markov_draft import triton as markov
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +30,9 @@ LIKE_THE_RELEASE = replace(
     SMALL, num_attention_heads=64, head_dim=512, qk_rope_head_dim=64, sliding_window=128
 )
 ANCHORS = [(p, 1) for p in (0, 3, 126, 127, 128, 139, 140, 500, 3000)]
+
+
+KERNELS = pytest.mark.parametrize("kernel", [attention, hopper], ids=["triton", "hopper"])
 
 
 def poison(gpu: Any) -> None:
@@ -40,63 +45,78 @@ def attention_case(gpu: Any, arch: Any, anchors: list[tuple[int, int]]) -> dict[
     return attention_cases.case(make, make.batch(anchors))
 
 
+@KERNELS
 @pytest.mark.parametrize("arch", [SMALL, LIKE_THE_RELEASE])
 @pytest.mark.parametrize("later", [0, 100])
-def test_attention_agrees_with_the_reference(gpu, arch, later):
+def test_attention_agrees_with_the_reference(gpu, kernel, arch, later):
     case = attention_case(gpu, arch, ANCHORS)
     case["lower"] = (case["anchors"] - later).clamp(min=0) if later else case["lower"]
     poison(gpu)
-    found = attention.draft_attention(**case).double().flatten(2)
+    found = kernel.draft_attention(**case).double().flatten(2)
     wanted = draft_attention.reference(**case).double().flatten(2)
     errors = (found - wanted).norm(dim=2) / wanted.norm(dim=2)
     assert bool((errors < 5e-3).all()), f"largest relative error of a row {errors.max().item():.2e}"
 
 
-def test_attention_sees_nothing_outside_the_window_and_the_block(gpu):
+@KERNELS
+def test_attention_sees_nothing_outside_the_window_and_the_block(gpu, kernel):
     case = attention_case(gpu, LIKE_THE_RELEASE, ANCHORS)
-    wanted = attention.draft_attention(**case)
+    wanted = kernel.draft_attention(**case)
     seen = torch.zeros(case["ring"].shape[:2], dtype=torch.bool, device=gpu.device)
     for slot, anchor in zip(case["slots"].tolist(), case["anchors"].tolist(), strict=True):
         for position in range(max(0, anchor - 127), anchor + 1):
             seen[slot, position % case["ring"].shape[1]] = True
     case["ring"][~seen] = 255  # NaN codes and scales
-    assert torch.equal(attention.draft_attention(**case), wanted)
+    assert torch.equal(kernel.draft_attention(**case), wanted)
 
 
-def test_scores_of_any_size_stay_finite(gpu):
+@KERNELS
+def test_scores_of_any_size_stay_finite(gpu, kernel):
     case = attention_case(gpu, LIKE_THE_RELEASE, ANCHORS)
     for size in (1e-4, 1e3):
         scaled = case | {"q": case["q"] * size}
-        found = attention.draft_attention(**scaled)
+        found = kernel.draft_attention(**scaled)
         assert bool(torch.isfinite(found).all())
         wanted = draft_attention.reference(**scaled).double()
         assert (found.double() - wanted).norm() < 2e-2 * wanted.norm()
 
 
-def test_a_block_has_the_same_attention_alone_and_among_63(gpu):
+@KERNELS
+def test_a_block_has_the_same_attention_alone_and_among_63(gpu, kernel):
     case = attention_case(gpu, LIKE_THE_RELEASE, [(40 * row, 1) for row in range(64)])
     by, block = case["by"], case["q"].shape[1]
-    whole = attention.draft_attention(**case)
+    whole = kernel.draft_attention(**case)
     for keep in ([0], [31], [5, 63]):
         index = torch.tensor(keep, device=gpu.device)
         angles = (index[:, None] * block + torch.arange(block, device=gpu.device)).flatten()
         part = rows_of(case, attention_cases.PER_TOKEN, index) | {"by": by.rows(angles)}
         for _ in range(5):
             poison(gpu)
-            assert torch.equal(attention.draft_attention(**part), whole[index])
+            assert torch.equal(kernel.draft_attention(**part), whole[index])
 
 
+@KERNELS
 @pytest.mark.parametrize("arch", [SMALL, LIKE_THE_RELEASE])
-def test_the_first_queries_of_a_block_need_no_others(gpu, arch):
+def test_the_first_queries_of_a_block_need_no_others(gpu, kernel, arch):
     case = attention_case(gpu, arch, ANCHORS)
     block = case["q"].shape[1]
-    whole = attention.draft_attention(**case)
+    whole = kernel.draft_attention(**case)
     for count in (1, 3):
         place = torch.arange(len(ANCHORS) * block, device=gpu.device)
         by = case["by"].rows(place[place % block < count])
         poison(gpu)
-        found = attention.draft_attention(**case | {"q": case["q"][:, :count], "by": by})
+        found = kernel.draft_attention(**case | {"q": case["q"][:, :count], "by": by})
         assert torch.equal(found, whole[:, :count])
+
+
+@pytest.mark.parametrize("arch", [SMALL, LIKE_THE_RELEASE])
+def test_how_many_queries_a_program_takes_changes_no_bits(gpu, arch):
+    case = attention_case(gpu, arch, ANCHORS)
+    whole = hopper.draft_attention(**case)
+    del case["record"]
+    for each in (1, 2, 3, 5):
+        poison(gpu)
+        assert torch.equal(hopper.shared(**case, each=each), whole)
 
 
 def markov_case(gpu: Any, vocab: int, requests: int, seed: int = 0) -> dict[str, Any]:
@@ -192,6 +212,50 @@ def test_a_request_has_the_same_drafts_alone_and_among_63(gpu, temperatures):
             part = markov.markov_draft(**some, drawing=few)
             for one, other in zip(part, whole, strict=True):
                 assert torch.equal(one, other[index])
+
+
+def through_tiles(case: dict[str, Any], by: Drawing | None, programs: int) -> Any:
+    """Drafts by programs that go through tiles of the vocabulary, for any number of requests."""
+    run = partial(markov_hopper.launch_many, programs=programs)
+    given = case["base"], case["hidden"], case["newest"], case["weights"], by
+    return markov.drafted(*given, False, run)
+
+
+def release_case(gpu: Any, vocab: int, requests: int) -> dict[str, Any]:
+    assert SMALL.draft is not None
+    arch = replace(
+        SMALL, vocab_size=vocab, hidden_size=1280, draft=replace(SMALL.draft, markov_rank=256)
+    )
+    make = Maker(arch, device=gpu.device)
+    case = markov_cases.case(make, make.batch([(i, 1) for i in range(requests)]))
+    return case | {"base": case["base"] * 2}
+
+
+@pytest.mark.parametrize(("vocab", "requests"), [(300, 5), (300, 70), (129_280, 64)])
+@pytest.mark.parametrize("temperatures", [None, (0.0,), (0.0, 0.3, 1.0, 20.0)])
+def test_programs_that_go_through_tiles_make_the_same_drafts(gpu, vocab, requests, temperatures):
+    case = release_case(gpu, vocab, requests)
+    by = None if temperatures is None else drawing(gpu, requests, temperatures)
+    wanted = markov.markov_draft(**case, drawing=by, keep=False)
+    for programs in (264, 100):
+        poison(gpu)
+        found = through_tiles(case, by, programs)
+        assert torch.equal(found.tokens, wanted.tokens)
+        assert torch.equal(found.confidence, wanted.confidence)
+    chosen = markov_hopper.markov_draft(**case, drawing=by, keep=False)
+    assert torch.equal(chosen.tokens, wanted.tokens)
+
+
+def test_ties_and_broken_logits_are_settled_alike_in_tiles(gpu):
+    case = release_case(gpu, 129_280, 40)
+    case["weights"] = case["weights"]._replace(head=torch.zeros_like(case["weights"].head))
+    case["base"][:] = 0.0
+    case["base"][:, :, [77, 4000, 129_279]] = 3.0
+    case["base"][1] = float("nan")
+    case["base"][2, 1, 129_278] = float("inf")
+    found = through_tiles(case, None, 264).tokens
+    assert found[:3].tolist() == [[77] * 5, [0] * 5, [77, 129_278, 77, 77, 77]]
+    assert torch.equal(found, markov.markov_draft(**case, keep=False).tokens)
 
 
 def test_records_are_the_same_without_queries(gpu):

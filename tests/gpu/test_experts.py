@@ -34,7 +34,9 @@ def compare(x: Quantised, ids: Tensor, share: Tensor, weights: ExpertWeights) ->
     found = kernels.experts(x, ids, share, packed, limit=LIMIT)
     wanted = experts.reference(x, ids, share, weights, limit=LIMIT)
     errors = row_errors(found, wanted)
-    assert bool((errors < 5e-3).all()), f"largest relative error of a row {errors.max().item():.2e}"
+    # A rounded middle, and its scale, may take another code.
+    assert bool((errors < 3e-2).all()), f"largest relative error of a row {errors.max().item():.2e}"
+    assert errors.mean() < 5e-3
     return found
 
 
@@ -73,7 +75,7 @@ def test_tokens_without_any_expert_give_zero(gpu):
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 300.0])
 def test_zero_rows_and_any_size_of_input(gpu, size):
-    weights = cases.expert_weights(8, HIDDEN, INNER, gpu.device, scales=(100, 130))
+    weights = cases.expert_weights(8, HIDDEN, INNER, gpu.device, scales=(118, 129))
     values = torch.randn((40, HIDDEN), device=gpu.device) * size
     values[3] = 0
     values[7, :640] = 0
@@ -98,13 +100,22 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
         torch.testing.assert_close(run(first, last), whole[first:last], rtol=0, atol=0)
 
 
+def test_groups_whose_scales_lie_far_apart_share_one(gpu):
+    weights = cases.expert_weights(8, HIDDEN, INNER, gpu.device)
+    values = torch.randn((40, HIDDEN // 32, 32), device=gpu.device)
+    sizes = torch.randint(-20, 21, (40, HIDDEN // 32, 1), device=gpu.device)
+    sizes[5], sizes[6, ::4] = -40, 60  # below the floor of a scale, and far above all others
+    x = quantise_fp8((values * torch.exp2(sizes.float())).flatten(1).to(torch.bfloat16))
+    compare(x, *cases.routing(40, 8, 6, gpu.device), weights)
+
+
 @pytest.mark.parametrize("width", [16, 64, 128])
-@pytest.mark.parametrize("rows", [64, 128, 256])
-def test_tiles_change_no_bits(gpu, rows, width):
+@pytest.mark.parametrize(("rows", "warps"), [(128, 4), (128, 8), (256, 8)])
+def test_tiles_change_no_bits(gpu, rows, warps, width):
     weights = pack(cases.expert_weights(6, HIDDEN, INNER, gpu.device))
     x = cases.activations(100, HIDDEN, gpu.device)
     ids, share = cases.routing(100, 6, 6, gpu.device)
-    small, tile = Tile(128, 16, 4, 4), Tile(rows, width, max(4, rows // 32), 3)
+    small, tile = Tile(128, 16, 4, 4), Tile(rows, width, warps, 3)
     wanted = kernels.launch(x, ids, share, weights, LIMIT, Tiles(small, small))
     found = kernels.launch(x, ids, share, weights, LIMIT, Tiles(tile, tile))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
@@ -127,26 +138,27 @@ def test_tiles_with_few_rows_multiply_fewer_tokens_with_the_same_bits(gpu, width
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-def test_packing_keeps_the_bytes_and_refuses_too_large_scales(gpu):
+def test_packing_keeps_the_bytes_and_refuses_scales_too_far_apart(gpu):
     weights = cases.expert_weights(2, HIDDEN, INNER, gpu.device)
     packed = pack(weights)
     size = sum(t.nbytes for w in weights for t in w)
-    assert sum(t.nbytes for w in (packed.w13, packed.w2) for t in w) == size
+    rows = 2 * (2 * INNER + HIDDEN)
+    assert sum(t.nbytes for w in (packed.w13, packed.w2) for t in w) == size + 4 * rows
     assert isinstance(weights.w2, Fp4Weight)
     scale = weights.w2.scale.clone()
     scale[1, 2, 3] = 161
-    with pytest.raises(ValueError, match="161"):
+    with pytest.raises(ValueError, match="row 2 differ by"):
         pack(ExpertWeights(weights.w13, Fp4Weight(weights.w2.codes, scale)))
 
 
-@pytest.mark.parametrize("rows", [64, 128, 256])
+@pytest.mark.parametrize(("rows", "warps"), [(128, 4), (128, 8), (256, 8)])
 @pytest.mark.parametrize("tokens", [3, 16, 40, 64])
-def test_a_tile_of_its_own_for_each_expert_changes_no_bits(gpu, rows, tokens):
+def test_a_tile_of_its_own_for_each_expert_changes_no_bits(gpu, rows, warps, tokens):
     weights = pack(cases.expert_weights(12, HIDDEN, INNER, gpu.device))
     x = cases.activations(tokens, HIDDEN, gpu.device)
     ids, share = cases.routing(tokens, 12, 6, gpu.device)
     ids[(ids == 7) | (ids == 11)] = -1  # experts without any token
-    shared, own = Tile(128, 64, 4, 3), Tile(rows, 16 if tokens <= 16 else 64, max(4, rows // 32), 4)
+    shared, own = Tile(128, 64, 4, 3), Tile(rows, 16 if tokens <= 16 else 64, warps, 4)
     wanted = kernels.launch(x, ids, share, weights, LIMIT, Tiles(shared, shared))
     poisoned()
     found = kernels.launch(x, ids, share, weights, LIMIT, Tiles(own, own, own=True))

@@ -6,8 +6,6 @@ import pytest
 
 from deepinfer.api import LLM
 from deepinfer.device import find_device, no_sync
-from deepinfer.engine.invariance import Grid, check_invariance
-from deepinfer.engine.options import EngineOptions
 from deepinfer.nano.build import random_directory
 from deepinfer.request import SamplingParams
 from deepinfer.runner.dspark import DraftStages
@@ -90,7 +88,7 @@ def test_steps_never_wait_but_to_collect(gpu, captured, requests, least):
 # Short prompts and some that run the decoder layers with their last 140 tokens only.
 ASKED = [[(7 * i + 11 * k) % 900 + 3 for k in range((3, 60, 170)[i % 3])] for i in range(9)]
 PARAMS = [
-    SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=20 + i, ignore_eos=True, logprobs=1)
+    SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=14 + i, ignore_eos=True, logprobs=1)
     for i in range(9)
 ]
 
@@ -145,18 +143,3 @@ def test_adaptive_drafts_change_no_answer(plain, nano):
     assert replays > 0
     assert len({plan.draft_budget for plan, _ in steps}) > 2
     assert outputs == plain
-
-
-def test_results_depend_on_nothing_but_prompt_parameters_and_seed(gpu, nano):
-    """Five requests at once and directly; alone, in chunks, with few pages, in captured steps."""
-    common = {"threads": (1,), "prompt_tokens": 24, "max_tokens": 6}
-    grids = {
-        True: Grid((5,), (0,), **common),
-        False: Grid((1, 5), (9,), preempt=True, **common),
-    }
-    digests = []
-    for eager, grid in grids.items():
-        report = check_invariance(nano, EngineOptions(device="cuda", enforce_eager=eager), grid)
-        digests += [run.digest for run in report.runs]
-    assert len(digests) == 5
-    assert len(set(digests)) == 1

@@ -9,6 +9,7 @@ from torch import Tensor
 from deepinfer.ops.head import head
 
 pytest.importorskip("triton")
+from deepinfer.ops.head import hopper
 from deepinfer.ops.head import triton as kernel
 
 pytestmark = pytest.mark.gpu
@@ -42,3 +43,16 @@ def test_a_row_has_the_same_bits_in_any_company_and_with_any_tile(gpu):
     for width in widths:
         found = kernel.launch(hidden[:300].contiguous(), weight, kernel.choose(width))
         torch.testing.assert_close(found, whole[:300], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("vocab", [1000, 129_280])
+def test_tiles_of_192_tokens_have_the_bits_of_the_others(gpu, vocab):
+    hidden, weight = inputs(gpu, 400, vocab)
+    hidden *= torch.rand((400, 1), device=gpu.device).mul(8).exp2().to(torch.bfloat16)
+    whole = kernel.head(hidden, weight)
+    for first, last in ((0, 1), (399, 400), (5, 135), (0, 192), (7, 200), (0, 400)):
+        torch.full((2**28,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
+        found = hopper.wide(hidden[first:last].contiguous(), weight)
+        torch.testing.assert_close(found, whole[first:last], rtol=0, atol=0)
+        chosen = hopper.head(hidden[first:last], weight)
+        torch.testing.assert_close(chosen, whole[first:last], rtol=0, atol=0)

@@ -109,6 +109,8 @@ def numbers(device: torch.device, columns: int) -> dict[str, torch.Tensor]:
         "runs": scores + 100 * (column // 100 % 7 == 0),
         "infinite": scores.masked_fill(column % 997 == 3, torch.inf),
         "mostly zero": (scores - 2.5).clamp(min=0),
+        "rising": scores + 4 * column / columns,
+        "far apart": -torch.exp(20 * scores),
     }
 
 
@@ -123,6 +125,13 @@ def test_the_best_are_those_of_a_stable_sort(gpu, columns, best):
     for name, given in numbers(gpu.device, columns).items():
         for count in (12, 512):
             assert torch.equal(best(given, count), chosen(given, count)), name
+
+
+@pytest.mark.parametrize("columns", [700, 5000, 16_384, 65_536, 131_080])
+def test_the_best_of_16_bits_are_those_of_a_stable_sort(gpu, columns):
+    for name, given in numbers(gpu.device, columns).items():
+        given = given.bfloat16()
+        assert torch.equal(gluon_best.best(given, 512), chosen(given.float(), 512)), name
 
 
 @pytest.mark.parametrize(("columns", "count"), [(4096, 2048), (16_384, 2048), (131_072, 2048)])

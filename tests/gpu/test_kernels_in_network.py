@@ -1,26 +1,19 @@
 """Kernels asked for by name in a whole network: near the reference, the same in any company."""
 
-import copy
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from deepinfer.arch import Arch, load_arch, parse_arch
+from deepinfer.arch import Arch, load_arch
 from deepinfer.errors import NoImplementation
-from deepinfer.model.dummy import DummySource
-from deepinfer.model.engram_map import bucket_primes
 from deepinfer.model.load import LoadOptions, load_network
 from deepinfer.model.network import Network
 from deepinfer.model.numerics import CHECKPOINT
 from deepinfer.model.operations import OPS, Operations
 from deepinfer.model.state import State
-from deepinfer.model.weights import WeightLoader
 from deepinfer.runner.assemble import RowSlice
 from tests.golden.compare import Golden
-from tests.model.networks import hash_map, run
+from tests.gpu.networks import build, sized, small
+from tests.model.networks import run
 
 pytestmark = pytest.mark.gpu
 # What a kernel says to the sizes of golden config d; the others serve it.
@@ -55,55 +48,6 @@ SERVED = (
     "write_records",
 )
 KERNELS = {"*": "reference", "experts": "triton", "linear_fp8": "triton", "mhc_boundary": "triton"}
-RELEASE = Path(__file__).parents[1] / "golden_data" / "release" / "config.json"
-
-
-def sized(**text: Any) -> Arch:
-    """The release with other numbers; the n-gram tables are cut to what their hash needs."""
-    config = copy.deepcopy(json.loads(RELEASE.read_text()))
-    config["text_config"] |= {"engram_vocab_size": 1000} | text
-    config["vision_config"]["num_hidden_layers"] = 0
-    config["image_token_id"] = config["text_config"]["vocab_size"] - 16
-    rows = config["text_config"]["engram_num_embeddings"]
-    arch = parse_arch(config)
-    assert arch.engram is not None
-    rows[:] = [int(layer.sum()) for layer in bucket_primes(arch.engram)]
-    return parse_arch(config)
-
-
-def build(arch: Arch, gpu: Any, ops: dict[str, str]) -> Network:
-    bound = Operations.bind(arch, CHECKPOINT, gpu.arch, ops)
-    weights = WeightLoader(DummySource(arch, 3), arch, bound, CHECKPOINT, gpu.device).load()
-    return Network(arch, CHECKPOINT, bound, weights, hash_map(arch))
-
-
-def small() -> Arch:
-    return sized(
-        vocab_size=2048,
-        hidden_size=512,
-        moe_intermediate_size=512,
-        q_lora_rank=256,
-        num_attention_heads=8,
-        head_dim=128,
-        o_lora_rank=64,
-        o_groups=4,
-        n_routed_experts=12,
-        index_head_dim=64,
-        index_n_heads=8,
-        engram_pad_token_id=2,
-        engram_compressed_vocab_size=2048,
-        dspark_noise_token_id=5,
-        dspark_n_routed_experts=8,
-        num_hidden_layers=6,
-        compress_ratios=[0, 0, 2, 2, 1, 1, 0, 0, 0],
-        kv_source_layer_ids=[2, 4],
-        index_source_layer_ids=[2, 4, 5],
-        candidate_source_layer_id=4,
-        engram_layer_ids=[1],
-        engram_num_embeddings=[1],
-        dspark_target_layer_ids=[3, 4, 5],
-        max_position_embeddings=4096,
-    )
 
 
 def ids_of(arch: Arch, count: int, seed: int) -> list[int]:
@@ -126,7 +70,7 @@ def company(net: Network, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=[KERNELS, {"*": "auto"}], ids=["named", "auto"])
 def with_kernels(request, gpu):
-    return build(small(), gpu, request.param)
+    return build(small(), gpu.device, gpu.arch, request.param)
 
 
 def test_a_row_has_the_same_bits_alone_and_among_63(with_kernels):
@@ -137,7 +81,9 @@ def test_a_row_has_the_same_bits_alone_and_among_63(with_kernels):
 
 
 def test_the_network_stays_near_its_reference(gpu):
-    kernels, reference = (build(small(), gpu, ops) for ops in (KERNELS, {"*": "reference"}))
+    kernels, reference = (
+        build(small(), gpu.device, gpu.arch, ops) for ops in (KERNELS, {"*": "reference"})
+    )
     found, wanted = company(kernels, 2)[0].float(), company(reference, 2)[0].float()
     error = (found - wanted).pow(2).mean().sqrt() / wanted.std()
     assert error < 0.3  # random networks amplify one changed code; ops are compared one by one
@@ -147,7 +93,7 @@ def test_the_network_stays_near_its_reference(gpu):
 def test_a_rank_of_64_at_true_size_answers(gpu):
     """All 40 layers at the sizes of the release with 6 experts: one rank of a group of 64."""
     arch = sized(n_routed_experts=6, dspark_n_routed_experts=6, engram_compressed_vocab_size=129280)
-    net = build(arch, gpu, KERNELS)
+    net = build(arch, gpu.device, gpu.arch, KERNELS)
     state = State.allocate(arch, net.records, pages=40, slots=10, device=gpu.device)
     prompts = [ids_of(arch, 100 + 30 * i, i) for i in range(8)]
     pages = [tuple(range(4 * i + 1, 4 * i + 5)) for i in range(8)]
@@ -193,16 +139,22 @@ def test_kernels_refuse_sizes_of_golden_config_d_by_name_and_with_a_reason(golde
             Operations.bind(arch, CHECKPOINT, gpu.arch, {"*": "reference", name: "triton"})
 
 
+@pytest.fixture(scope="module")
+def golden_net(golden_d, gpu):
+    """Golden config d with every kernel that serves its sizes."""
+    wishes = {"*": "reference"} | dict.fromkeys(SERVED, "triton")
+    folder = golden_d.folder / "checkpoint"
+    net = load_network(folder, gpu.device, gpu.arch, LoadOptions(ops=wishes))
+    named = {name for name in OPS if getattr(net.ops, name).implementation.name == "triton"}
+    assert named == {*SERVED}
+    return net
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize("sequence", ["s0", "s1", "s2"])
-def test_golden_config_d_with_kernels_asked_for_by_name(golden_d, gpu, sequence):
+def test_golden_config_d_with_kernels_asked_for_by_name(golden_d, golden_net, gpu, sequence):
     """Prompt and stored continuation, within the statistics that the data state."""
-    wishes = {"*": "reference"} | dict.fromkeys(SERVED, "triton")
-    folder, rule = golden_d.folder / "checkpoint", "primary_end_to_end"
-    net = load_network(folder, gpu.device, gpu.arch, LoadOptions(ops=wishes))
-    assert {name for name in OPS if getattr(net.ops, name).implementation.name == "triton"} == {
-        *SERVED
-    }
+    net, rule = golden_net, "primary_end_to_end"
     ids = golden_d.tensor("prefill", f"{sequence}.input_ids").tolist()
     pages = tuple(range(1, 20))
     state = State.allocate(net.arch, net.records, pages=20, slots=2, device=gpu.device)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.gpu
 SHAPES = [(1792, 5120), (32768, 1280), (512, 5120), (5120, 8192), (4608, 5120), (5120, 2304)]
 WHOLE = Tile(128, 64, 4, 4, None, True)
 WIDE = Tile(128, 128, 4, 4, 168, True)
+ACROSS = Tile(256, 64, 4, 4, 168, True, True)
 
 
 def row_errors(found: Tensor, wanted: Tensor) -> Tensor:
@@ -77,7 +78,10 @@ TILES = [
     Tile(128, 64, 4, 8, None, True),
     Tile(128, 64, 8, 8, None, True),
     Tile(256, 64, 8, 4, None, True),
+    Tile(64, 64, 4, 3, 80, True, True),
+    Tile(128, 64, 4, 3, 128, True, True),
     WIDE,
+    ACROSS,
 ]
 
 
@@ -93,13 +97,14 @@ def test_tiles_change_no_bits(gpu, tile, count):
 
 @pytest.mark.parametrize("count", [1, 3, 5, 7])
 def test_one_program_adds_segments_as_many_programs_do(gpu, count):
-    packed = kernel.pack(cases.fp8_weight(640, 2304, gpu.device))
+    packed = kernel.pack(cases.fp8_weight(768, 2304, gpu.device))
     x = cases.activations(3600, 2304, gpu.device)  # more tiles than programs
     whole = kernel.launch(x, packed, WIDE, count)
     torch.full((2**28,), 255, dtype=torch.uint8, device=gpu.device)  # poison of the outputs
-    torch.testing.assert_close(kernel.launch(x, packed, WIDE, count), whole, rtol=0, atol=0)
+    for tile in (WIDE, ACROSS):
+        torch.testing.assert_close(kernel.launch(x, packed, tile, count), whole, rtol=0, atol=0)
     for first, last in ((100, 140), (3200, 3600)):
         some = Quantised(x.codes[first:last], x.scale[first:last])
-        for tile in (Tile(64, 64, 4, 4), choose(last - first, count), WHOLE):
+        for tile in (Tile(64, 64, 4, 4), choose(last - first, 768, 2304), WHOLE):
             part = kernel.summed(kernel.launch(some, packed, tile, count))
             torch.testing.assert_close(part, whole[first:last], rtol=0, atol=0)

@@ -38,7 +38,7 @@ def expected(x: Tensor, weight: Fp8Weight, groups: int) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("tokens", [1, 7, 64, 65, 257])
+@pytest.mark.parametrize("tokens", [1, 7, 64, 65, 257, 700])
 def test_groups_multiply_their_own_columns(gpu, shape, tokens):
     groups, rank, columns = shape
     weight = cases.fp8_weight(groups * rank, columns, gpu.device)
@@ -74,14 +74,23 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu, shape):
         torch.testing.assert_close(part, together[first:last], rtol=0, atol=0)
 
 
-TILES = [Tile(64, 64, 4, 4), Tile(128, 16, 8, 4), Tile(128, 128, 8, 3), Tile(64, 128, 4, 3)]
+TILES = [
+    Tile(64, 64, 4, 4),
+    Tile(128, 16, 8, 4),
+    Tile(128, 128, 8, 3),
+    Tile(64, 128, 4, 3),
+    Tile(128, 128, 8, 4, more=32),
+    Tile(128, 64, 8, 4, more=32),
+    Tile(128, 128, 4, 4, copying=True),
+    Tile(256, 128, 4, 3, copying=True),
+]
 
 
 @pytest.mark.parametrize("tile", TILES)
 def test_tiles_change_no_bits(gpu, tile):
     packed = pack(cases.fp8_weight(8 * 512, 1024, gpu.device))
     count = segments(8 * 512, 1024)
-    for tokens in (16, 50, 150):
+    for tokens in (16, 50, 150, 333):
         x = torch.randn((tokens, 8 * 1024), device=gpu.device).to(torch.bfloat16)
         wanted = whole(kernel.launch(x, packed, 8, Tile(128, 64, 8, 4), count))
         found = whole(kernel.launch(x, packed, 8, tile, count))

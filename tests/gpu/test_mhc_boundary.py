@@ -63,7 +63,7 @@ def test_zero_rows_and_any_size_of_input(gpu, size):
 
 def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
     packed = kernels.pack(cases.hyper_weights(HIDDEN, gpu.device))
-    streams, pending, pre = cases.boundary_inputs(300, HIDDEN, gpu.device)
+    streams, pending, pre = cases.boundary_inputs(1300, HIDDEN, gpu.device)
     whole = kernels.mhc_boundary(streams, pending, pre, packed, **FACTS)
     for first, last in (
         (0, 1),
@@ -74,6 +74,7 @@ def test_a_row_alone_has_the_bits_of_the_row_in_any_batch(gpu):
         (30, 94),
         (0, 65),
         (9, 209),
+        (150, 1250),
     ):
         rows = torch.arange(first, last, device=gpu.device)
         part = kernels.mhc_boundary(streams[rows], pending.rows(rows), pre[rows], packed, **FACTS)
@@ -94,9 +95,10 @@ def test_plans_change_no_bits(gpu):
     for plan in (
         usual._replace(few=200),
         usual._replace(few=200, narrow=200),
-        usual._replace(few=0, registers=None),
-        usual._replace(few=0, alone=0),
-        usual._replace(few=0, alone=0, step=128, stages=3, split_tokens=4, split_warps=2),
+        usual._replace(few=0),
+        usual._replace(few=0, each=1, split_tokens=1),
+        usual._replace(few=0, each=4, split_tokens=2, split_warps=2),
+        usual._replace(few=0, each=16, split_tokens=8),
     ):
         found = kernels.launch(streams, pending, pre, packed, **FACTS, plan=plan)
         for name in ("streams", "pre", "post", "comb", "hidden"):
@@ -104,7 +106,7 @@ def test_plans_change_no_bits(gpu):
 
 
 @pytest.mark.parametrize("hidden", [256, 512, 1280])
-@pytest.mark.parametrize("tokens", [5, 100])
+@pytest.mark.parametrize("tokens", [5, 100, 200])
 def test_narrow_models_are_served_too(gpu, hidden, tokens):
     weights = cases.hyper_weights(hidden, gpu.device)
     given = cases.boundary_inputs(tokens, hidden, gpu.device)

@@ -19,12 +19,16 @@ def prefill(net, ids):
     return state, run(net, state, [RowSlice(ids, 0, len(ids), 1, PAGES)])
 
 
+@pytest.fixture(scope="module")
+def golden_net(golden_dir, gpu):
+    options = LoadOptions(numerics="noquant", ops={"*": "reference"})
+    return load_network(golden_dir / "config-d" / "checkpoint", gpu.device, gpu.arch, options)
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize("sequence", ["s0", "s1", "s2"])
-def test_golden_config_d_on_the_device(golden_dir, gpu, sequence):
-    directory = golden_dir / "config-d"
-    options = LoadOptions(numerics="noquant", ops={"*": "reference"})
-    net = load_network(directory / "checkpoint", gpu.device, gpu.arch, options)
+def test_golden_config_d_on_the_device(golden_dir, golden_net, gpu, sequence):
+    directory, net = golden_dir / "config-d", golden_net
     prompt = load_file(directory / "prefill.safetensors")
     stored = load_file(directory / "noquant.safetensors")
     ids = prompt[f"{sequence}.input_ids"].tolist()

@@ -18,7 +18,7 @@ def test_operations_on_meta_tensors_launch_nothing_and_are_listed_once(listed):
     names = {variant.name for variant in listed}
     assert {
         "experts.triton._multiply",
-        "mhc_boundary.triton_streams.advance",
+        "mhc_boundary.triton_streams.advance_and_project",
         "route.triton._choose",
     } <= names
     # The jitted functions of the modules are either launched or called by launched ones.

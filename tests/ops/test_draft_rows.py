@@ -7,6 +7,7 @@ import torch
 
 from deepinfer.ops.draft_start import draft_start
 from deepinfer.ops.draft_store import draft_store
+from deepinfer.ops.leading import leading_rows
 
 ROWS, WIDTH, BLOCK, NOISE = 12, 40, 5, 77
 
@@ -60,3 +61,12 @@ def test_drafts_stand_behind_the_known_tokens_of_their_rows_and_nowhere_else():
     assert all(torch.equal(value, before[name]) for name, value in vars(known).items())
     assert packed[:, :3].tolist() == tokens.tolist()
     assert torch.equal(packed[:, 3:].contiguous().view(torch.float32), confidence)
+
+
+def test_the_first_rows_of_every_block_are_copies():
+    codes = torch.arange(30).view(15, 2).to(torch.uint8)
+    tensors = [torch.randn(15, 3, 2), torch.arange(15), codes]
+    found = leading_rows.reference(tensors, block=5, count=2)
+    for given, kept in zip(tensors, found, strict=True):
+        assert torch.equal(kept, given[[0, 1, 5, 6, 10, 11]])
+        assert kept.is_contiguous()

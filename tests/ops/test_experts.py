@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from deepinfer.ops.cases import Maker
 from deepinfer.ops.experts import ExpertWeights, experts
 from deepinfer.ops.experts.cases import case as experts_case
-from deepinfer.ops.experts.packing import pack_matrix
 from deepinfer.ops.experts.reference import swiglu_clamp
 from deepinfer.ops.formats import (
     dequantise_fp4_weight,
@@ -167,21 +166,3 @@ def test_the_low_rank_output_is_rounded_before_it_is_quantised():
     found = grouped_output.reference(**given_case)
     assert (found == linear(quantise_fp8(low.bfloat16()), weights.wo_b)).all()
     assert not (found == linear(quantise_fp8(low), weights.wo_b)).all()
-
-
-def test_the_packed_order_holds_every_code_where_the_kernel_looks_for_it():
-    codes = torch.randint(0, 256, (128, 128), dtype=torch.uint8)
-    packed, _ = pack_matrix(codes, torch.full((128, 8), 120, dtype=torch.uint8))
-    word = packed.view(torch.int16).to(torch.int32) & 0xFFFF
-    # Of each half word: columns k and k + 32 of rows r and r + 8, as sign and three bits below.
-    fields = (
-        word & 0x81C0,
-        (word << 1) & 0x8000 | (word << 3) & 0x01C0,
-        (word << 6) & 0x81C0,
-        (word << 2) & 0x8000 | (word >> 4) & 0x01C0,
-    )
-    found = torch.stack([field >> 12 & 8 | field >> 6 & 7 for field in fields])
-    # axes: half, row bit 3 | block, step, chunk, warp, 8 rows, 4 lanes, 4 words, parity
-    split = found.view(2, 2, 2, 2, 2, 4, 8, 4, 4, 2)
-    plain = split.permute(2, 5, 1, 6, 3, 4, 0, 8, 7, 9).reshape(128, 256)
-    assert torch.equal(plain, torch.stack((codes & 15, codes >> 4), -1).flatten(1).int())

@@ -79,6 +79,6 @@ def test_more_ids_than_a_program_can_hold_are_an_error():
 def test_parts_are_whole_steps_and_shrink_a_row(rows, columns, count):
     part = gluon_best._part(rows, columns, count)
     assert part % 16_384 == 0
-    assert part <= (131_072 if count <= 512 else 16_384)
+    assert part <= (262_144 if count <= 512 else 16_384)
     left = -(-columns // part)
     assert left == 1 or left * count < columns

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 860, 130, 70, 26, 46
 _RIGHT = 20
-_COLOURS = ("#1f77b4", "#d95f02", "#2a9d4f", "#7b3fa0")
+_COLOURS = ("#1f77b4", "#d95f02", "#2a9d4f", "#7b3fa0", "#c2185b", "#8d6e1f", "#455a64", "#00838f")
 _TICKS = 4
 
 

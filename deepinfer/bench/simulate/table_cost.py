@@ -80,7 +80,7 @@ def prompt_cost(records: Iterable[Mapping[str, Any]], experts: int) -> PromptCos
         ConfigError: there are fewer than three points of such a rank.
     """
     found = [r for r in records if "uncached" in r and "floor_ms" in r and "drafts" not in r]
-    found = [r for r in found if r["experts"] == experts]
+    found = [r for r in found if r["experts"] == experts and r.get("steps", 1) == 1]
     if len(found) < 3:
         raise ConfigError(f"{len(found)} points of prompts with {experts} experts: measure three")
     times = np.array([r["step_ms"] * 1e-3 for r in found])

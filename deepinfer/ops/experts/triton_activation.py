@@ -29,18 +29,24 @@ def _bf16_rounded(value):
 
 
 @gluon.jit
-def _fp8_rounded(value):
-    """FP8 of groups of 32 rows of [rows, tokens] fp32, decoded again; bf16, exact."""
+def _quantised(value):
+    """FP8 of [rows, tokens] fp32: codes, and one fp32 scale of 64 rows [rows / 64, tokens].
+
+    Codes are those of groups of 32 rows, moved to the larger scale of two groups; a code whose
+    scale is smaller is made smaller and rounded again (`triton_pairs` says what that changes).
+    """
     rows: gl.constexpr = value.shape[0]
     tokens: gl.constexpr = value.shape[1]
-    groups = value.reshape([rows // 32, 32, tokens])
-    size = gl.maximum(gl.max(gl.abs(groups), 1), 1e-4)
+    groups = value.reshape([rows // 64, 2, 32, tokens])
+    size = gl.maximum(gl.max(gl.abs(groups), 2), 1e-4)
     bits = size.to(gl.int32, bitcast=True)
     exponent = (bits >> 23) - 8 + ((bits & 0x7FFFFF) > 0x600000).to(gl.int32)  # 448 = 1.75 * 2^8
-    scale = gl.expand_dims((exponent << 23).to(gl.float32, bitcast=True), 1)
-    inverse = gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 1)
-    codes = (groups * inverse).to(gl.float8e4nv)
-    return (codes.to(gl.float32) * scale).to(gl.bfloat16).reshape([rows, tokens])
+    most = gl.max(exponent, 1)
+    down = gl.maximum(exponent - gl.expand_dims(most, 1) + 127, 0) << 23
+    down = gl.expand_dims(down.to(gl.float32, bitcast=True), 2)
+    inverse = gl.expand_dims(((254 - exponent) << 23).to(gl.float32, bitcast=True), 2)
+    codes = ((groups * inverse).to(gl.float8e4nv).to(gl.float32) * down).to(gl.float8e4nv)
+    return codes.reshape([rows, tokens]), (most << 23).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -57,17 +63,43 @@ def store(value, out_ptr, first, rows, block, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def activate(
-    total, order_ptr, share_ptr, h_ptr, limit, first, rows, block, INNER: gl.constexpr
-):  # fmt: skip
-    """h = FP8-rounded bf16(silu(gate) * up * routing weight) of slabs of 8 gate and 8 up rows."""
-    ROWS: gl.constexpr = total.shape[0]
-    TOKENS: gl.constexpr = total.shape[1]
-    both = _bf16_rounded(total).reshape([ROWS // 16, 2, 8, TOKENS]).permute((0, 2, 3, 1))
+def _store_scales(scale, size_ptr, entries, first, rows, block):
+    """Write the scales of a tile, of which each token has one or two, into [*, entries]."""
+    groups: gl.constexpr = scale.shape[0]
+    tokens: gl.constexpr = scale.shape[1]
+    n = gl.arange(0, tokens, gl.SliceLayout(0, scale.type.layout))
+    group = block * groups + gl.arange(0, groups, gl.SliceLayout(1, scale.type.layout))
+    size_ptr += first
+    gl.store(size_ptr + (n[None, :] + (group * entries)[:, None]), scale, (n < rows)[None, :])
+
+
+@gluon.jit
+def _gated(total, share, limit):
+    """bf16(silu(gate) * up * routing weight) of slabs of 8 gate and 8 up rows, as fp32."""
+    rows: gl.constexpr = total.shape[0]
+    tokens: gl.constexpr = total.shape[1]
+    both = _bf16_rounded(total).reshape([rows // 16, 2, 8, tokens]).permute((0, 2, 3, 1))
     gate, up = both.split()
     gate, up = gl.minimum(gate, limit), gl.minimum(gl.maximum(up, -limit), limit)
-    value = (gate / (1 + gl.exp(-gate)) * up).reshape([ROWS // 2, TOKENS])
-    columns: gl.constexpr = gl.SliceLayout(0, value.type.layout)
-    m = gl.arange(0, TOKENS, columns)
+    value = (gate / (1 + gl.exp(-gate)) * up).reshape([rows // 2, tokens])
+    share = gl.convert_layout(share, gl.SliceLayout(0, value.type.layout))
+    return _bf16_rounded(value * share[None, :])
+
+
+@gluon.jit
+def activate(
+    upper, lower, order_ptr, share_ptr, h_ptr, size_ptr, entries, limit, first, rows, block,
+    HALVES: gl.constexpr, INNER: gl.constexpr,
+):  # fmt: skip
+    """FP8 of h = bf16(silu(gate) * up * routing weight), scales as fp32 [INNER / 64, entries]."""
+    height: gl.constexpr = upper.shape[0]
+    tokens: gl.constexpr = upper.shape[1]
+    m = gl.arange(0, tokens, gl.SliceLayout(0, upper.type.layout))
     share = gl.load(share_ptr + gl.load(order_ptr + first + m, m < rows, 0), m < rows, 0.0)
-    store(_fp8_rounded(_bf16_rounded(value * share[None, :])), h_ptr, first, rows, block, INNER)
+    value = _gated(upper, share, limit)
+    if HALVES == 2:
+        both = gl.join(value, _gated(lower, share, limit)).permute((2, 0, 1))
+        value = both.reshape([height, tokens])
+    codes, scale = _quantised(value)
+    store(codes, h_ptr, first, rows, block, INNER)
+    _store_scales(scale, size_ptr, entries, first, rows, block)

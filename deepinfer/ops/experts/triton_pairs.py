@@ -1,4 +1,4 @@
-"""What surrounds the products of the routed experts: sorting of pairs, and the sum of their rows.
+"""What surrounds the products of the routed experts: sorting, input scales, the sum of rows.
 
 Every place follows from the ids alone, so that nothing depends on which program is faster. Knows
 nothing of weights.
@@ -85,18 +85,47 @@ def _name_tiles(
     tl.store(rows_ptr + tile, tl.minimum(size, WIDTH), tile < tiles)
 
 
-@triton.jit(do_not_specialize=["entries", "namers", "sorters", "tiles"])
+@triton.jit
+def _share_scales(
+    codes_ptr, scale_ptr, moved_ptr, size_ptr, token, part, tokens,
+    K: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS FP8 codes of a token, moved to the largest of the four scales of 128 columns.
+
+    A code whose scale is smaller becomes smaller by that power of two and is rounded again. That
+    changes none that stays above 2^-6 and the others by 2^-10 at most, where the largest of the 128
+    is 224 or more: 2^-17 of it. The unit's own sums have fewer bits.
+    """
+    token = token.to(tl.int64)
+    group = part * (COLUMNS // 32) + tl.arange(0, COLUMNS // 32)
+    inside = group < K // 32
+    scale_ptr += token * (K // 32)
+    own = tl.load(scale_ptr + group, inside, 0).to(tl.int32)
+    most = own
+    for other in tl.static_range(4):
+        most = tl.maximum(most, tl.load(scale_ptr + group // 4 * 4 + other, inside, 0).to(tl.int32))
+    down = (tl.maximum(own - most + 127, 0) << 23).to(tl.float32, bitcast=True)
+    at = token * K + group[:, None] * 32 + tl.arange(0, 32)[None, :]
+    code = tl.load(codes_ptr + at, inside[:, None], 0)
+    value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * down[:, None]
+    tl.store(moved_ptr + at, value.to(tl.float8e4nv), inside[:, None])
+    size = (most << 23).to(tl.float32, bitcast=True)
+    tl.store(size_ptr + group // 4 * tokens + token, size, inside & (group % 4 == 0))
+
+
+@triton.jit(do_not_specialize=["entries", "namers", "sorters", "tiles", "tokens"])
 def prepare(
-    codes_ptr, scale_ptr, x_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr, rows_ptr,
-    entries, namers, sorters, tiles,
+    codes_ptr, scale_ptr, moved_ptr, size_ptr, idx_ptr, order_ptr, place_ptr, expert_ptr, first_ptr,
+    rows_ptr, entries, namers, sorters, tiles, tokens,
     K: tl.constexpr, EXPERTS: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
     TILES: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, COLUMNS: tl.constexpr,
     OWN: tl.constexpr,
 ):  # fmt: skip
-    """Programs name TILES tiles each, then place BLOCK pairs, then decode input to bf16.
+    """Programs name TILES tiles each, then place BLOCK pairs, then share the input's scales.
 
     Tiles go to the experts that have pairs, or with OWN one to each expert. SPAN: pairs compared at
-    a time, 0 to count them by expert.
+    a time, 0 to count them by expert. The scales are fp32 [K / 128, tokens], so that those of
+    neighbouring tokens are read together.
     """
     gdc_wait()
     gdc_launch_dependents()
@@ -119,15 +148,12 @@ def prepare(
         tl.store(place_ptr + entry, tl.where(here, place, -1), entry < entries)
         tl.store(order_ptr + place, entry, here)
     else:
-        blocks: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
+        parts: tl.constexpr = (K + COLUMNS - 1) // COLUMNS
         number = program - namers - sorters
-        token = (number // blocks).to(tl.int64)
-        column = number % blocks * COLUMNS + tl.arange(0, COLUMNS)
-        code = tl.load(codes_ptr + token * K + column, column < K, 0)
-        byte = tl.load(scale_ptr + token * (K // 32) + column // 32, column < K, 127)
-        size = ((byte.to(tl.int32)) << 23).to(tl.float32, bitcast=True)
-        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32) * size
-        tl.store(x_ptr + token * K + column, value.to(tl.bfloat16), column < K)
+        _share_scales(
+            codes_ptr, scale_ptr, moved_ptr, size_ptr, number // parts, number % parts, tokens,
+            K, COLUMNS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -22,33 +22,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.grouped_output.packing import PackedLow
 from deepinfer.ops.grouped_output.plan import Tile, choose, segments
-
-# A code's 7 low bits land on bf16 bits 10..4, so that it reads 2^-120 too small. The multiplier
-# 2^(byte - 33) leaves a factor 2^-26, which the epilogue takes back exactly.
-_WEIGHTS = gl.constexpr("""
-{
-.reg .b32 s, t;
-shr.u32 s, $2, 4;
-and.b32 t, $2, 0x80008000;
-lop3.b32 s, s, 0x07F007F0, t, 0xEA;
-mul.rn.bf16x2 $0, s, $3;
-shl.b32 s, $2, 4;
-shl.b32 t, $2, 8;
-and.b32 t, t, 0x80008000;
-lop3.b32 s, s, 0x07F007F0, t, 0xEA;
-mul.rn.bf16x2 $1, s, $3;
-}
-""")
-_OPERANDS = gl.constexpr("=&r,=&r,r,r,r,r,r")
-
-
-@gluon.jit
-def _weights(words, scale, ROWS: gl.constexpr, layout: gl.constexpr):
-    """Packed chunk [ROWS * 2, 16] -> bf16 [ROWS, 32] in wgmma's register order, no data moved."""
-    codes = words.reshape([ROWS // 64, 4, 8, 4, 4, 2, 2]).permute((0, 1, 5, 2, 4, 3, 6))
-    codes = gl.convert_layout(codes.reshape([ROWS, 32]), layout, assert_trivial=True)
-    size = ((scale & 255) * 0x00800080 + 94 * 0x00800080)[:, None]
-    return gl.inline_asm_elementwise(_WEIGHTS, _OPERANDS, [codes, size], gl.bfloat16, True, 4)
+from deepinfer.ops.grouped_output.triton_codes import GROWN, weights
+from deepinfer.ops.grouped_output.triton_more import multiply
+from deepinfer.ops.grouped_output.triton_wide import wide
 
 
 @gluon.jit(do_not_specialize=["tokens"])
@@ -122,7 +98,7 @@ def _low(
         following = gl.load(w_scale_ptr + gl.minimum(step + 1, steps - 1))
         for c in gl.static_range(4):
             word = words.index(slot).slice(c * ROWS * 2, ROWS * 2).load(bytes_layout)
-            a = _weights(word, w_scale >> (8 * c), ROWS, a_layout)
+            a = weights(word, w_scale >> (8 * c), ROWS, a_layout)
             x = xs.index(slot).slice(c // 2 * TOKENS, TOKENS).slice(c % 2 * 32, 32, 1)
             part = warpgroup_mma(a, x.permute((1, 0)), part, is_async=True)
             part = warpgroup_mma_wait(1, [part])
@@ -136,7 +112,7 @@ def _low(
                 part = gl.zeros([ROWS, TOKENS], gl.float32, mma) + zero
     if steps == segment:
         total = warpgroup_mma_wait(0, [part])
-    total = total * 67108864.0
+    total = total * GROWN
 
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [4, 8], [1, warps], [0, 1])
     out_row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
@@ -154,16 +130,23 @@ def _low(
 def launch(x: Tensor, weight: PackedLow, groups: int, tile: Tile, count: int) -> Tensor:
     """The kernel with a given tile (at least three stages) and number of segments; see `low_rank`.
 
-    With no more tokens than the tile has, each segment of K is a program.
+    With no more tokens than the tile has, each segment of K is a program; a tile with `more` tokens
+    or a warp that copies adds them always.
     """
     tokens, width = x.shape
     out, columns, device = weight.scale.shape[0] * 32, width // groups, weight.codes.device
     if tokens * width >= 2**31:
         raise ValueError(f"grouped_output: {tokens} tokens in one call; split the step")
-    split = tokens <= tile.tokens
+    whole = tile.more or tile.copying
+    split = tokens <= tile.tokens and not whole
     sums = count if split and count > 1 else 0
     parts = torch.empty((sums, tokens, out), dtype=torch.float32, device=device)
     y = torch.empty((0 if sums else tokens, out), dtype=torch.bfloat16, device=device)
+    if whole:
+        if tokens:
+            run = wide if tile.copying else multiply
+            run(x, weight, y, groups, tile, count)
+        return y
     grid = (out // tile.rows, triton.cdiv(tokens, tile.tokens), count if split else 1)
     _low[grid](
         x, weight.codes, weight.scale, parts, y, tokens,
@@ -186,5 +169,6 @@ def low_rank(x: Tensor, weight: PackedLow, groups: int) -> Tensor:
         [segments, tokens, groups * rank]; `triton_rows.sum_quantise` takes both.
     """
     tokens, width = x.shape
-    count = segments(weight.scale.shape[0] * 32, width // groups)
-    return launch(x, weight, groups, choose(tokens), count)
+    out = weight.scale.shape[0] * 32
+    tile = choose(tokens, out, out // groups)
+    return launch(x, weight, groups, tile, segments(out, width // groups))

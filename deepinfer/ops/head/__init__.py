@@ -28,6 +28,17 @@ head.add(
 head.add(
     lazy(
         head,
+        "hopper",
+        needs="triton",
+        run="deepinfer.ops.head.hopper:head",
+        refuses="deepinfer.ops.head.hopper:refuses",
+        pack="deepinfer.ops.head.triton:pack",
+        order_class="triton",
+    )
+)
+head.add(
+    lazy(
+        head,
         "triton",
         needs="triton",
         run="deepinfer.ops.head.triton:head",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SPLIT_TOKENS = 512  # up to here each of several segments of K is a program of its own
+SPLIT_TOKENS = 512  # up to here each of several segments of K may be a program of its own
 _PROGRAMS = 300  # somewhat more than two for each multiprocessor of an H200
 _LEAST_STEPS = 4  # steps of 128 columns a segment
 
@@ -20,7 +20,8 @@ class Tile(NamedTuple):
     thread, so that one more program fits on a multiprocessor (None: the compiler's choice).
     `input_left`: the tokens, 64 of them or twice 64, are the left operand of the product. A thread
     then shares a scale among eight sums instead of two. With 128 tokens a program adds all
-    segments, with fewer it makes one.
+    segments, with fewer it makes one, but for 256 rows with `copying`: then it adds them, too.
+    `copying`: `warps` multiply, and one more copies (with 128 tokens always).
     """
 
     rows: int
@@ -29,27 +30,59 @@ class Tile(NamedTuple):
     stages: int
     registers: int | None = None
     input_left: bool = False
+    copying: bool = False
 
 
 # Measured on one H200 (docs/kernels.md).
 _NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5)}
-_NARROW_SPLIT = {16: Tile(64, 16, 4, 6), 32: Tile(64, 32, 4, 6)}
+_NARROW_SPLIT = {
+    16: Tile(64, 16, 4, 6),
+    32: Tile(64, 32, 4, 6),
+    64: Tile(64, 64, 4, 3, 80, True, True),  # three programs fit; with more buffers two
+}
 _WHOLE, _SPLIT = Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)
 _WIDE = Tile(128, 128, 4, 4, 168, True)  # more buffers leave no room for sums of segments
+_ACROSS = Tile(256, 64, 4, 4, 168, True, True)
+_DEVICE = 132  # multiprocessors of an H200; a program of these two fills one
 
 
-def choose(tokens: int, count: int) -> Tile:
-    """The narrowest tile that holds all tokens, else one for many.
+def choose(tokens: int, out: int, columns: int) -> Tile:
+    """The narrowest tile that holds all tokens, else the one for many that should end sooner.
 
     Args:
         tokens: of the input.
-        count: segments of K; sums of several are stored in fp32, which small tiles overlap better.
+        out: rows of the weight.
+        columns: K.
     """
-    if tokens > (64 if count == 1 else SPLIT_TOKENS):
-        return _WIDE
+    count = segments(out, columns)
     narrow = _NARROW if count == 1 else _NARROW_SPLIT
-    tiles = (tile for width, tile in narrow.items() if tokens <= width)
-    return next(tiles, _WHOLE if count == 1 else _SPLIT)
+    for width, tile in narrow.items():
+        if tokens <= width:
+            return tile
+    if count == 1:
+        if tokens <= _WHOLE.tokens:
+            return _WHOLE
+        if out % _ACROSS.rows:
+            return _WIDE
+        return min(_WIDE, _ACROSS, key=lambda tile: _turns(tokens, out, tile))
+    apart = tokens <= SPLIT_TOKENS and _apart_us(tokens, out, columns, count)
+    return _SPLIT if apart and apart < _wide_us(tokens, out, columns) else _WIDE
+
+
+def _apart_us(tokens: int, out: int, columns: int, count: int) -> float:
+    """Microseconds of segments that are programs of their own, and of adding them (a fit)."""
+    tiles = -(-tokens // _SPLIT.tokens) * (out // _SPLIT.rows) * (columns // 128)
+    return 4.5 + 0.0022 * tiles + count * tokens * out * 1e-6
+
+
+def _wide_us(tokens: int, out: int, columns: int) -> float:
+    """Microseconds of programs that add all segments (a fit)."""
+    return _turns(tokens, out, _WIDE) * (4.2 + 0.83 * columns / 128)
+
+
+def _turns(tokens: int, out: int, tile: Tile) -> int:
+    """Tiles that the busiest program works through."""
+    return -(-(-(-tokens // tile.tokens) * (out // tile.rows)) // _DEVICE)
 
 
 def segments(out: int, columns: int) -> int:

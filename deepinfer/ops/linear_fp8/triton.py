@@ -4,9 +4,9 @@ Each group of 32 columns is one wgmma; its sum times both scales is added in fp3
 never round. (The unit itself sums the 32 exact products with about 14 bits.) K is cut into segments
 that depend on the weight alone. Each segment is a program and a second launch adds them; with many
 tokens one program adds them itself: the same order, the same bits. Up to 32 tokens the weight is
-the left operand (here), beyond the tokens are (triton_left.py, triton_wide.py). Launches overlap
-(programmatic dependent launch): the next one reads its weight while this one ends. Knows nothing
-of what it projects. Meaning: reference.py.
+the left operand (here), beyond the tokens are (triton_segment.py, triton_left.py, triton_wide.py).
+Launches overlap (programmatic dependent launch): the next one reads its weight while this one ends.
+Knows nothing of what it projects. Meaning: reference.py.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -29,6 +29,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer.ops.formats import Fp8Weight, Quantised
 from deepinfer.ops.linear_fp8.plan import Tile, choose, segments
 from deepinfer.ops.linear_fp8.triton_left import input_left, start_group
+from deepinfer.ops.linear_fp8.triton_segment import segment
 from deepinfer.ops.linear_fp8.triton_wide import wide
 from deepinfer.ops.triton_rows import sum_quantise
 
@@ -202,14 +203,14 @@ def launch(x: Quantised, weight: PackedLinear, tile: Tile, count: int) -> Tensor
     out, device = weight.scale.shape[0] * 32, x.codes.device
     if tokens * columns >= 2**31:
         raise ValueError(f"linear_fp8: {tokens} tokens in one call; split the step")
-    wide_tile = tile.input_left and tile.tokens == 128
+    wide_tile = tile.input_left and (tile.tokens == 128 or (tile.copying and tile.rows == 256))
     sums = count if count > 1 and not wide_tile else 0
     parts = torch.empty((sums, tokens, out), dtype=torch.float32, device=device)
     y = torch.empty((0 if sums else tokens, out), dtype=torch.bfloat16, device=device)
     if not tokens:
         return y
     if tile.input_left:
-        run = wide if wide_tile else input_left
+        run = wide if wide_tile else segment if tile.copying else input_left
         run(x, weight.codes, weight.scale, parts if sums else y, tile, count)
         return parts if sums else y
     _linear[(out // tile.rows, triton.cdiv(tokens, tile.tokens), count)](
@@ -232,8 +233,8 @@ def unsummed(x: Quantised, weight: PackedLinear) -> Tensor:
         [tokens, out] bf16, or fp32 [segments, tokens, out] whose rounded sum that is.
     """
     tokens, columns = x.codes.shape
-    count = segments(weight.scale.shape[0] * 32, columns)
-    return launch(x, weight, choose(tokens, count), count)
+    out = weight.scale.shape[0] * 32
+    return launch(x, weight, choose(tokens, out, columns), segments(out, columns))
 
 
 def summed(parts: Tensor) -> Tensor:

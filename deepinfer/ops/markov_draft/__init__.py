@@ -8,6 +8,17 @@ markov_draft = Op(_reference)
 markov_draft.add(
     lazy(
         markov_draft,
+        "hopper",
+        needs="triton",
+        run="deepinfer.ops.markov_draft.hopper:markov_draft",
+        refuses="deepinfer.ops.markov_draft.hopper:refuses",
+        pack="deepinfer.ops.markov_draft.triton:pack",
+        order_class="triton",
+    )
+)
+markov_draft.add(
+    lazy(
+        markov_draft,
         "triton",
         needs="triton",
         run="deepinfer.ops.markov_draft.triton:markov_draft",

@@ -17,42 +17,16 @@ from torch import Tensor
 
 from deepinfer.ops.formats import Quantised
 from deepinfer.ops.mhc_boundary import triton_streams as streams_kernels
+from deepinfer.ops.mhc_boundary.plan import PLAN, SLICE, Plan, group_count, groups_together
 from deepinfer.ops.mhc_boundary.reference import Boundary, HyperWeights
 from deepinfer.ops.mhc_boundary.triton_split import split
+from deepinfer.ops.mhc_boundary.triton_tiles import tiles
 from deepinfer.ops.mhc_update.reference import Pending
 
 _STREAMS = 4
 _COEFFICIENTS = 24  # (2 + m) m
 _ROWS = 32  # the coefficients, padded, of one of the two terms of the projection
-_COLUMNS = 1024  # of a part of a token; with the warps it fixes the order of sums of squares
 _WARPS = 8
-_SLICE = 256  # columns of K that are summed by themselves
-_GROUPS = (5, 4)  # slices whose sums are added before the others: the first that divides them
-
-
-class Plan(NamedTuple):
-    """How the kernels cut their work; none of it changes a bit.
-
-    few: most tokens that one launch advances and projects; narrow: most of them for which its
-    slices are of 16 tokens, not of 32. alone: most tokens for which a slice is a program, not a
-    group of slices. registers: bound for a thread where each token is a program,
-    so that a fourth one fits on a multiprocessor. step, stages, warps, tokens: of the loop that
-    projects many tokens. split_tokens, split_warps: of the program that splits those of many.
-    """
-
-    few: int = 128
-    narrow: int = 64
-    alone: int = 256
-    registers: int | None = 64
-    step: int = 64
-    stages: int = 4
-    warps: int = 4
-    tokens: int = 64
-    split_tokens: int = 2
-    split_warps: int = 1
-
-
-PLAN = Plan()  # measured on one H200 (docs/kernels.md)
 
 
 class PackedHyper(NamedTuple):
@@ -134,47 +108,51 @@ def launch(
 ) -> Boundary:
     """The kernels with a given plan; the rest as in `mhc_boundary`."""
     tokens, _, hidden = streams.shape
-    device, flat = streams.device, _STREAMS * hidden
+    device, slices = streams.device, hidden // SLICE
     new = streams if pending is None else torch.empty_like(streams)
     out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
     codes = torch.empty((tokens, hidden), dtype=torch.uint8, device=device)
     scale = torch.empty((tokens, hidden // 32), dtype=torch.uint8, device=device)
-    square = torch.empty(tokens, dtype=torch.float32, device=device)
-    slices = flat // _SLICE
-    group = next(g for g in _GROUPS if slices % g == 0)
-    one = tokens <= max(plan.few, plan.alone)  # slice a program
-    together = 1 if one else group
-    parts = torch.empty((slices // together, tokens, 2 * _ROWS), dtype=torch.float32, device=device)
+    groups = group_count(hidden)
+    few = tokens <= plan.few
+    chunks = slices // groups if few else 1  # parts of a group
+    squares = torch.empty((1 if few else groups, tokens), dtype=torch.float32, device=device)
+    parts = torch.empty((groups * chunks, tokens, 2 * _ROWS), dtype=torch.float32, device=device)
     next_pre, post = torch.empty((2, tokens, _STREAMS), dtype=torch.float32, device=device)
     comb = torch.empty((tokens, _STREAMS, _STREAMS), dtype=torch.float32, device=device)
     y, old_post, old_comb = (streams, pre, pre) if pending is None else pending
-    given = (streams, y, old_post, old_comb, pre, weights.norm)
-    made = (new, out, codes, scale, square)
-    facts = (hidden, pending is not None, quantise, _COLUMNS)
     # Fused only where the kernels say so: the streams are the reference's bits.
-    options = {"num_warps": _WARPS, "enable_fp_fusion": False, "launch_pdl": True}
-    if not tokens:
-        pass
-    elif tokens <= plan.few:
-        width = 16 if tokens <= plan.narrow else 32
-        streams_kernels.advance_and_project[(tokens + triton.cdiv(tokens, width) * slices,)](
-            *given, weights.fn, *made, parts, tokens, eps, *facts, _SLICE, width, **options
-        )
-    else:
-        streams_kernels.advance[(tokens,)](
-            *given, *made, eps, *facts, maxnreg=plan.registers, **options
-        )
-        streams_kernels.project[(triton.cdiv(tokens, plan.tokens), len(parts))](
-            new, weights.fn, parts, tokens, flat, plan.tokens, _SLICE, together, plan.step,
-            num_warps=plan.warps, num_stages=plan.stages, launch_pdl=True,
-        )  # fmt: skip
-    if tokens:
-        each, warps = (1, 4) if one else (plan.split_tokens, plan.split_warps)
+    options = {"enable_fp_fusion": False, "launch_pdl": True}
+
+    def splits() -> None:
+        each, warps = (1, 4) if few else (plan.split_tokens, plan.split_warps)
         split[(triton.cdiv(tokens, each),)](
-            parts, square, weights.base, weights.scale, next_pre, post, comb, tokens, eps, hc_eps,
-            flat, len(parts), group // together, iterations, each,
+            parts, squares, weights.base, weights.scale, next_pre, post, comb, tokens, eps, hc_eps,
+            _STREAMS * hidden, groups * chunks, chunks, len(squares), iterations, each, not few,
             num_warps=warps, launch_pdl=True,
         )  # fmt: skip
+
+    if tokens and few:
+        width = 16 if tokens <= plan.narrow else 32
+        programs = tokens + triton.cdiv(tokens, width) * slices
+        streams_kernels.advance_and_project[(programs,)](
+            streams, y, old_post, old_comb, pre, weights.norm, weights.fn,
+            new, out, codes, scale, squares, parts, tokens, eps,
+            hidden, pending is not None, quantise, groups, width, num_warps=_WARPS, **options,
+        )  # fmt: skip
+        splits()
+    elif tokens:
+        plain_squares = torch.empty_like(squares)
+        each = plan.each or groups_together(tokens, hidden)
+        tiles(
+            streams, y, old_post, old_comb, pre, weights.fn,
+            new, out, squares, plain_squares, parts, each, pending is not None,
+        )  # fmt: skip
+        streams_kernels.norm_input[(tokens,)](
+            plain_squares, weights.norm, out, codes, scale, tokens, eps,
+            hidden, quantise, groups, num_warps=4, **options,
+        )  # fmt: skip
+        splits()
     pair = Quantised(codes, scale) if quantise else None
     return Boundary(new, next_pre, post, comb, out, pair)
 
@@ -187,6 +165,6 @@ def refuses(
         return f"written for sm90, not {arch}"
     if not quantised:
         return "takes bf16 streams only"
-    if streams != _STREAMS or hidden % _SLICE:
-        return f"{streams} streams of {hidden}; serves 4 streams, hidden a multiple of {_SLICE}"
+    if streams != _STREAMS or hidden % 256:
+        return f"{streams} streams of {hidden}; serves 4 streams, hidden a multiple of 256"
     return None

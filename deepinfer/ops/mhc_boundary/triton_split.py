@@ -47,6 +47,14 @@ def _put(ptr, here, a, b, c, d):
 
 
 @gluon.jit
+def _neighbours(x, TOKENS: gl.constexpr, SIZE: gl.constexpr):
+    """Sum of each of TOKENS rows of SIZE numbers, neighbours first."""
+    size: gl.constexpr = SIZE // 2
+    x = gl.sum(x.reshape([TOKENS, size, 2]), 2)
+    return gl.sum(x, 1) if size <= 2 else _neighbours(x, TOKENS, size)
+
+
+@gluon.jit
 def _shares(row, eps):
     """Softmax of four numbers, plus eps."""
     a, b, c, d = row
@@ -66,12 +74,18 @@ def _scaled(a, b, c, d, eps):
 @gluon.jit(do_not_specialize=["tokens", "eps", "hc_eps"])
 def split(
     part_ptr, square_ptr, base_ptr, scale_ptr, pre_ptr, post_ptr, comb_ptr, tokens, eps, hc_eps,
-    K: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, ITERATIONS: gl.constexpr,
-    TOKENS: gl.constexpr,
+    K: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, SQUARES: gl.constexpr,
+    ITERATIONS: gl.constexpr, TOKENS: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     """Coefficients of TOKENS tokens from parts [PARTS, tokens, 64]: of both terms of the projection
     32 rows each, 24 of them used. GROUP parts are added, the sums of each quarter of them, then the
-    quarters, first to last."""
+    quarters, first to last. Of SQUARES sums of squares [SQUARES, tokens] neighbours are added
+    first.
+
+    With BESIDE all that is read was there before the launch before let this one start, and nothing
+    of what that one makes is read. So the two run side by side; to wait at the end makes the end of
+    this launch the end of both.
+    """
     warps: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [warps, 1], [1, 0])
     quarters: gl.constexpr = gl.BlockedLayout([1, 2, 4], [1, 32, 1], [warps, 1, 1], [2, 1, 0])
@@ -86,17 +100,22 @@ def split(
     used = (token < tokens)[:, None] & (row % 32 < 24)[None, :]
     mine = first + gl.arange(0, TOKENS, gl.SliceLayout(1, own))
     column = gl.arange(0, 32, gl.SliceLayout(0, own))
+    if SQUARES > 1:
+        m = first + gl.arange(0, TOKENS, gl.SliceLayout(1, wide))
+        square = gl.arange(0, SQUARES, gl.SliceLayout(0, wide))
+        squares, squares_used = (square * tokens)[None, :] + m[:, None], (m < tokens)[:, None]
     base = gl.load(base_ptr + column, column < 24, 0.0)
     size = gl.load(scale_ptr + gl.minimum(column // 4, 2))
-    gdc_wait()
+    if not BESIDE:
+        gdc_wait()
     gdc_launch_dependents()
     step = tokens.to(gl.int64) * 64
     total = gl.zeros([4 * TOKENS, 64], gl.float32, wide)
     for p in gl.static_range(each):
         here = used & (number + p < PARTS // GROUP)[:, None]
-        part = gl.load(at + (p * GROUP) * step, here, 0.0)
+        part = gl.load(at + (p * GROUP) * step, here, 0.0, cache_modifier=".cg")
         for g in gl.static_range(1, GROUP):
-            part += gl.load(at + (p * GROUP + g) * step, here, 0.0)
+            part += gl.load(at + (p * GROUP + g) * step, here, 0.0, cache_modifier=".cg")
         total += part
     total = total.reshape([TOKENS, 4, 64]).permute((0, 2, 1))
     even, odd = gl.split(gl.convert_layout(total, quarters).reshape([TOKENS, 64, 2, 2]))
@@ -105,7 +124,12 @@ def split(
     total = zeroth + first + second + third
     high, low = _halves(gl.convert_layout(total, terms), TOKENS, 64)
     u = gl.convert_layout(high + low, own)
-    norm = gl.rsqrt(gl.load(square_ptr + mine, mine < tokens, 1.0) / K + eps)
+    if SQUARES == 1:
+        square = gl.load(square_ptr + mine, mine < tokens, 1.0)
+    else:
+        square = gl.load(square_ptr + squares, squares_used, 1.0, cache_modifier=".cg")
+        square = gl.convert_layout(_neighbours(square, TOKENS, SQUARES), mine.type.layout)
+    norm = gl.rsqrt(square / K + eps)
     u = u * norm[:, None] * size[None, :] + base[None, :]
     gates, last = _halves(u, TOKENS, 32)
     gates, middle = _halves(gates, TOKENS, 16)
@@ -140,3 +164,5 @@ def split(
     _put(comb_ptr + 4, here, b0, b1, b2, b3)
     _put(comb_ptr + 8, here, c0, c1, c2, c3)
     _put(comb_ptr + 12, here, d0, d1, d2, d3)
+    if BESIDE:
+        gdc_wait()

@@ -1,8 +1,9 @@
 """New streams, the sub-layer's input and partial products of a boundary, for Hopper.
 
 Few tokens take one launch: some programs hold a token each and make its input, others make a slice
-of the new streams for some tokens and multiply it. Many take two, which store and read the streams
-once. A token's bits are the same either way. Knows nothing of coefficients.
+of the new streams for some tokens and multiply it. Of many tokens triton_tiles.py makes the
+streams, and the input without its norm, which is made here. A token's bits are the same either
+way. Knows nothing of coefficients.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -24,13 +25,22 @@ def _four(ptr):
 
 
 @triton.jit
-def _read(x_ptr, y_ptr, column, inside, HIDDEN: tl.constexpr, PENDING: tl.constexpr):
-    """Some columns of the four streams and of the pending output, bf16 as they are."""
-    x0 = tl.load(x_ptr + column, inside, 0.0)
-    x1 = tl.load(x_ptr + HIDDEN + column, inside, 0.0)
-    x2 = tl.load(x_ptr + 2 * HIDDEN + column, inside, 0.0)
-    x3 = tl.load(x_ptr + 3 * HIDDEN + column, inside, 0.0)
-    y = tl.load(y_ptr + column, inside, 0.0) if PENDING else x0
+def _sum(x, SIZE: tl.constexpr):
+    """Sum of SIZE numbers, neighbours first: an order that no layout changes."""
+    if SIZE == 2:
+        return tl.sum(x, 0)
+    else:  # noqa: RET505 - Triton compiles what follows a return in a constant branch
+        return _sum(tl.sum(tl.reshape(x, (SIZE // 2, 2)), 1), SIZE // 2)
+
+
+@triton.jit
+def _read(x_ptr, y_ptr, column, HIDDEN: tl.constexpr, PENDING: tl.constexpr):
+    """Some columns of the four streams and of what is pending, bf16 as they are."""
+    x0 = tl.load(x_ptr + column)
+    x1 = tl.load(x_ptr + HIDDEN + column)
+    x2 = tl.load(x_ptr + 2 * HIDDEN + column)
+    x3 = tl.load(x_ptr + 3 * HIDDEN + column)
+    y = tl.load(y_ptr + column) if PENDING else x0
     return x0, x1, x2, x3, y
 
 
@@ -43,31 +53,28 @@ def _mixed(x, post, c0, c1, c2, c3, k: tl.constexpr):
 @triton.jit
 def _store_input(
     plain, norm, norm_ptr, hidden_ptr, codes_ptr, bytes_ptr, first: tl.constexpr,
-    HIDDEN: tl.constexpr, QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
+    QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Normalised columns `first`... of a token and their FP8 pair."""
     column = first + tl.arange(0, COLUMNS)
-    inside = column < HIDDEN
-    weight = tl.load(norm_ptr + column, inside, 0.0)
+    weight = tl.load(norm_ptr + column)
     hidden = (weight * (plain.to(tl.float32) * norm)).to(tl.bfloat16)
-    tl.store(hidden_ptr + column, hidden, inside)
+    tl.store(hidden_ptr + column, hidden)
     if QUANTISE:
         codes, exponent = fp8_groups(tl.reshape(hidden.to(tl.float32), (COLUMNS // 32, 32)))
-        tl.store(codes_ptr + column, tl.reshape(codes, (COLUMNS,)), inside)
+        tl.store(codes_ptr + column, tl.reshape(codes, (COLUMNS,)))
         group = first // 32 + tl.arange(0, COLUMNS // 32)
-        tl.store(bytes_ptr + group, exponent.to(tl.uint8), group < HIDDEN // 32)
+        tl.store(bytes_ptr + group, exponent.to(tl.uint8))
 
 
 @triton.jit
 def _token(
     token, x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr,
-    new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
+    hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
     HIDDEN: tl.constexpr, PENDING: tl.constexpr, QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
-    STORE: tl.constexpr,
 ):  # fmt: skip
-    """One token: collapse, norm, FP8, the sum of squares of the new streams; with STORE these."""
+    """One token: collapse, norm, FP8 and the sum of squares of its new streams."""
     x_ptr += token * 4 * HIDDEN
-    new_ptr += token * 4 * HIDDEN
     hidden_ptr += token * HIDDEN
     codes_ptr += token * HIDDEN
     bytes_ptr += token * (HIDDEN // 32)
@@ -82,23 +89,16 @@ def _token(
     reads = ()
     for first in tl.static_range(0, HIDDEN, COLUMNS):
         column = first + tl.arange(0, COLUMNS)
-        here = _read(x_ptr, y_ptr + token * HIDDEN, column, column < HIDDEN, HIDDEN, PENDING)
+        here = _read(x_ptr, y_ptr + token * HIDDEN, column, HIDDEN, PENDING)
         reads = reads + (here,)  # Triton has no list
     collapsed = ()
-    for part in tl.static_range(0, (HIDDEN + COLUMNS - 1) // COLUMNS):
-        column = part * COLUMNS + tl.arange(0, COLUMNS)
-        inside = column < HIDDEN
+    for part in tl.static_range(0, HIDDEN // COLUMNS):
         new = reads[part]
         if PENDING:
             n0 = _mixed(new, post, c0, c1, c2, c3, 0)
             n1 = _mixed(new, post, c0, c1, c2, c3, 1)
             n2 = _mixed(new, post, c0, c1, c2, c3, 2)
             n3 = _mixed(new, post, c0, c1, c2, c3, 3)
-            if STORE:
-                tl.store(new_ptr + column, n0, inside)
-                tl.store(new_ptr + HIDDEN + column, n1, inside)
-                tl.store(new_ptr + 2 * HIDDEN + column, n2, inside)
-                tl.store(new_ptr + 3 * HIDDEN + column, n3, inside)
             new = (n0, n1, n2, n3)
         x0, x1 = new[0].to(tl.float32), new[1].to(tl.float32)
         x2, x3 = new[2].to(tl.float32), new[3].to(tl.float32)
@@ -110,119 +110,122 @@ def _token(
         wide = plain.to(tl.float32)
         plain_squares = tl.fma(wide, wide, plain_squares)
     gdc_launch_dependents()
-    tl.store(square_ptr + token, tl.sum(squares, 0))
-    norm = tl.rsqrt(tl.sum(plain_squares, 0) / HIDDEN + eps)
-    for part in tl.static_range(0, (HIDDEN + COLUMNS - 1) // COLUMNS):
+    tl.store(square_ptr + token, _sum(squares, COLUMNS))
+    norm = tl.rsqrt(_sum(plain_squares, COLUMNS) / HIDDEN + eps)
+    for part in tl.static_range(0, HIDDEN // COLUMNS):
         _store_input(
             collapsed[part], norm, norm_ptr, hidden_ptr, codes_ptr, bytes_ptr, part * COLUMNS,
-            HIDDEN, QUANTISE, COLUMNS,
+            QUANTISE, COLUMNS,
         )  # fmt: skip
-
-
-@triton.jit
-def advance(
-    x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr,
-    new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
-    HIDDEN: tl.constexpr, PENDING: tl.constexpr, QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """A token a program: all of `_token`."""
-    gdc_wait()
-    _token(
-        tl.program_id(0).to(tl.int64), x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr,
-        new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
-        HIDDEN, PENDING, QUANTISE, COLUMNS, True,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def project(
-    new_ptr, fn_ptr, part_ptr, tokens,
-    K: tl.constexpr, TOKENS: tl.constexpr, SLICE: tl.constexpr, GROUP: tl.constexpr,
-    STEP: tl.constexpr,
-):  # fmt: skip
-    """Products [group, token, 64] of new streams with both terms of the projection: of GROUP slices
-    of K, each summed by itself, first to last."""
-    gdc_wait()
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    row = tl.arange(0, 64)
-    here, used = (token < tokens)[:, None], (row % 32 < 24)[None, :]
-    start = tl.program_id(1) * SLICE * GROUP
-    total = tl.zeros([TOKENS, 64], tl.float32)
-    part = tl.zeros([TOKENS, 64], tl.float32)
-    steps: tl.constexpr = SLICE // STEP
-    for i in range(GROUP * steps):
-        column = start + i * STEP + tl.arange(0, STEP)
-        new = tl.load(new_ptr + token[:, None].to(tl.int64) * K + column[None, :], here, 0.0)
-        fn = tl.load(fn_ptr + row[None, :] * K + column[:, None], used, 0.0)
-        part = tl.dot(new, fn, part)
-        last = tl.where(i % steps == steps - 1, 1.0, 0.0)
-        total = tl.where(last > 0, total + part, total)
-        part *= 1 - last  # a choice between it and zeros does not compile for sm100
-    gdc_launch_dependents()
-    out = (tl.program_id(1) * tokens + token)[:, None].to(tl.int64) * 64 + row[None, :]
-    tl.store(part_ptr + out, total, here & used)
 
 
 @triton.jit
 def _slice(
     number, x_ptr, y_ptr, post_ptr, comb_ptr, fn_ptr, new_ptr, part_ptr, tokens,
-    HIDDEN: tl.constexpr, PENDING: tl.constexpr, SLICE: tl.constexpr, TOKENS: tl.constexpr,
+    HIDDEN: tl.constexpr, PENDING: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """A slice of the new streams of TOKENS tokens, and its product [token, 64]."""
-    slices: tl.constexpr = 4 * HIDDEN // SLICE
-    slice = number % slices
-    row, column = tl.arange(0, 64), tl.arange(0, SLICE)
+    """64 columns of each new stream of TOKENS tokens, and their product [token, 64]."""
+    chunks: tl.constexpr = HIDDEN // 64 // GROUPS
+    slice = number % (HIDDEN // 64)
+    row = tl.arange(0, 64)
+    column = slice * 64 + tl.arange(0, 64)
     used = (row % 32 < 24)[:, None]
     # The projection does not depend on the kernel before.
-    fn = tl.load(fn_ptr + row[:, None] * (4 * HIDDEN) + slice * SLICE + column[None, :], used, 0.0)
+    four = tl.arange(0, 256)
+    four = four // 64 * HIDDEN + slice * 64 + four % 64
+    fn = tl.load(fn_ptr + row[:, None] * (4 * HIDDEN) + four[None, :], used, 0.0)
     gdc_wait()
-    token = number // slices * TOKENS + tl.arange(0, TOKENS)
-    here = (token < tokens)[:, None]
-    stream = slice // (slices // 4)
-    column += slice % (slices // 4) * SLICE
+    token = number // (HIDDEN // 64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < tokens
+    here = inside[:, None]
     at = (token.to(tl.int64) * (4 * HIDDEN))[:, None] + column[None, :]
+    n0 = tl.load(x_ptr + at, here, 0.0)
+    n1 = tl.load(x_ptr + HIDDEN + at, here, 0.0)
+    n2 = tl.load(x_ptr + 2 * HIDDEN + at, here, 0.0)
+    n3 = tl.load(x_ptr + 3 * HIDDEN + at, here, 0.0)
     if PENDING:
         y_at = (token.to(tl.int64) * HIDDEN)[:, None] + column[None, :]
-        comb_ptr += token[:, None] * 16 + stream
-        new = mixed(
-            tl.load(x_ptr + at, here, 0.0),
-            tl.load(x_ptr + HIDDEN + at, here, 0.0),
-            tl.load(x_ptr + 2 * HIDDEN + at, here, 0.0),
-            tl.load(x_ptr + 3 * HIDDEN + at, here, 0.0),
-            tl.load(y_ptr + y_at, here, 0.0),
-            tl.load(comb_ptr, here, 0.0),
-            tl.load(comb_ptr + 4, here, 0.0),
-            tl.load(comb_ptr + 8, here, 0.0),
-            tl.load(comb_ptr + 12, here, 0.0),
-            tl.load(post_ptr + token[:, None] * 4 + stream, here, 0.0),
-        )
-        tl.store(new_ptr + stream * HIDDEN + at, new, here)
-    else:
-        new = tl.load(x_ptr + stream * HIDDEN + at, here, 0.0)
-    total = tl.dot(fn, new.T)
-    out = (slice * tokens + token).to(tl.int64)[None, :] * 64 + row[:, None]
-    tl.store(part_ptr + out, total, used & (token < tokens)[None, :])
+        x = (n0, n1, n2, n3, tl.load(y_ptr + y_at, here, 0.0))
+        post = _columns(post_ptr + token * 4, inside)
+        c0 = _columns(comb_ptr + token * 16, inside)
+        c1 = _columns(comb_ptr + token * 16 + 4, inside)
+        c2 = _columns(comb_ptr + token * 16 + 8, inside)
+        c3 = _columns(comb_ptr + token * 16 + 12, inside)
+        n0 = _mixed(x, post, c0, c1, c2, c3, 0)
+        n1 = _mixed(x, post, c0, c1, c2, c3, 1)
+        n2 = _mixed(x, post, c0, c1, c2, c3, 2)
+        n3 = _mixed(x, post, c0, c1, c2, c3, 3)
+        tl.store(new_ptr + at, n0, here)
+        tl.store(new_ptr + HIDDEN + at, n1, here)
+        tl.store(new_ptr + 2 * HIDDEN + at, n2, here)
+        tl.store(new_ptr + 3 * HIDDEN + at, n3, here)
+    new = tl.permute(tl.join(tl.join(n0, n1), tl.join(n2, n3)), (0, 3, 2, 1))
+    total = tl.dot(fn, tl.reshape(new, (TOKENS, 256)).T)
+    part = slice % GROUPS * chunks + slice // GROUPS
+    out = (part * tokens + token).to(tl.int64)[None, :] * 64 + row[:, None]
+    tl.store(part_ptr + out, total, used & inside[None, :])
+
+
+@triton.jit
+def _columns(ptr, inside):
+    """Four numbers of each token, as columns."""
+    return (
+        tl.load(ptr, inside, 0.0)[:, None],
+        tl.load(ptr + 1, inside, 0.0)[:, None],
+        tl.load(ptr + 2, inside, 0.0)[:, None],
+        tl.load(ptr + 3, inside, 0.0)[:, None],
+    )
 
 
 @triton.jit(do_not_specialize=["tokens", "eps"])
 def advance_and_project(
     x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr, fn_ptr,
     new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, part_ptr, tokens, eps,
-    HIDDEN: tl.constexpr, PENDING: tl.constexpr, QUANTISE: tl.constexpr, COLUMNS: tl.constexpr,
-    SLICE: tl.constexpr, TOKENS: tl.constexpr,
+    HIDDEN: tl.constexpr, PENDING: tl.constexpr, QUANTISE: tl.constexpr, GROUPS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Both at once: a program for each token, then those of all slices of TOKENS tokens."""
+    """A program for each token, then those of all slices of TOKENS tokens.
+
+    Column c belongs to group c / 64 % GROUPS, whose parts follow each other.
+    """
     number = tl.program_id(0)
     if number < tokens:
         gdc_wait()
         _token(
             number.to(tl.int64), x_ptr, y_ptr, post_ptr, comb_ptr, pre_ptr, norm_ptr,
-            new_ptr, hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
-            HIDDEN, PENDING, QUANTISE, COLUMNS, False,
+            hidden_ptr, codes_ptr, bytes_ptr, square_ptr, eps,
+            HIDDEN, PENDING, QUANTISE, 64 * GROUPS,
         )  # fmt: skip
     else:
         gdc_launch_dependents()
         _slice(
             number - tokens, x_ptr, y_ptr, post_ptr, comb_ptr, fn_ptr, new_ptr, part_ptr, tokens,
-            HIDDEN, PENDING, SLICE, TOKENS,
+            HIDDEN, PENDING, GROUPS, TOKENS,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["tokens", "eps"])
+def norm_input(
+    plain_square_ptr, norm_ptr, hidden_ptr, codes_ptr, bytes_ptr, tokens, eps,
+    HIDDEN: tl.constexpr, QUANTISE: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Norm, in place, and FP8 of a token's collapse from its groups' sums of squares."""
+    gdc_wait()
+    gdc_launch_dependents()
+    columns: tl.constexpr = 64 * GROUPS
+    token = tl.program_id(0).to(tl.int64)
+    hidden_ptr += token * HIDDEN
+    codes_ptr += token * HIDDEN
+    bytes_ptr += token * (HIDDEN // 32)
+    group = tl.arange(0, GROUPS)
+    sums = tl.load(plain_square_ptr + group * tokens + token)
+    plains = ()
+    for first in tl.static_range(0, HIDDEN, columns):
+        at = hidden_ptr + first + tl.arange(0, columns)
+        plains = plains + (tl.load(at),)
+    norm = tl.rsqrt(_sum(sums, GROUPS) / HIDDEN + eps)
+    for part in tl.static_range(0, HIDDEN // columns):
+        _store_input(
+            plains[part], norm, norm_ptr, hidden_ptr, codes_ptr, bytes_ptr, part * columns,
+            QUANTISE, columns,
         )  # fmt: skip

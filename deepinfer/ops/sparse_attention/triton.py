@@ -1,4 +1,4 @@
-"""Sparse attention on Hopper: two launches for few tokens, one for many, with equal bits.
+"""Sparse attention on Hopper: two launches for few tokens, others for many, with equal bits.
 
 Knows nothing of how entries were selected.
 """
@@ -8,6 +8,7 @@ Knows nothing of how entries were selected.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -16,7 +17,7 @@ from torch import Tensor
 from deepinfer.arch import Records
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.rotation import Rotation
-from deepinfer.ops.sparse_attention import triton_split
+from deepinfer.ops.sparse_attention import triton_slices, triton_split
 from deepinfer.ops.sparse_attention.triton_attend import attend
 from deepinfer.ops.sparse_attention.triton_split import LOG2_E, SHRUNK, SLOTS
 
@@ -57,7 +58,7 @@ def sparse_attention(
     return in_one(*given, window=window, scale=scale, layout=layout)
 
 
-def in_one(
+def in_runs(
     q: Tensor,
     records: Tensor,
     ring: Tensor,
@@ -72,11 +73,48 @@ def in_one(
     layout: Records,
     programs: int = _PROGRAMS,
 ) -> Tensor:
-    """Attention in one launch of so many programs; at most 1,024 slots a token."""
+    """Attention whose long slices go each in two launches, the tokens between them in one."""
+    q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
+    given = (q, records, ring, ids, pages, sink, batch, by)
+    fixed: dict[str, Any] = {
+        "window": window, "scale": scale, "layout": layout, "out": out, "programs": programs,
+    }  # fmt: skip
+    done = 0
+    for first, last in batch.slices:
+        if triton_slices.rows(last - first, q.shape[2], ring, pages, batch):
+            in_one(*given, **fixed, span=(done, first))
+            triton_slices.attend_slice(*given, **fixed, span=(first, last))
+            done = last
+    return in_one(*given, **fixed, span=(done, len(q)))
+
+
+def in_one(
+    q: Tensor,
+    records: Tensor,
+    ring: Tensor,
+    ids: Tensor | None,
+    pages: PageViews | None,
+    sink: Tensor,
+    batch: Batch,
+    by: Rotation,
+    *,
+    window: int,
+    scale: float,
+    layout: Records,
+    programs: int = _PROGRAMS,
+    out: Tensor | None = None,
+    span: tuple[int, int] | None = None,
+) -> Tensor:
+    """Attention in one launch of so many programs; at most 1,024 slots a token.
+
+    Only the rows `span` (first, after last) of `out` are written, where these are given.
+    """
     tokens, heads, width = q.shape
     count = 0 if ids is None else ids.shape[1]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    if not tokens:
+    begin, end = (0, tokens) if span is None else span
+    if out is None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if begin == end:
         return out
     latents = records.unsqueeze(0) if pages is None else pages.latents
     recent = triton.cdiv(window, SLOTS)
@@ -88,10 +126,10 @@ def in_one(
     apart = (ring.stride(0), latents.stride(0), layout.window.bytes, layout.latent.bytes)
     starts = (tensor.data_ptr() for tensor in (records, ring, latents))
     aligned, rotated = math.gcd(16, *apart, *starts), by.cos.shape[1]
-    attend[(min(tokens, programs), triton.cdiv(heads, 64))](
+    attend[(min(end - begin, programs), triton.cdiv(heads, 64))](
         q.contiguous(), records, ring, chosen, latents, sink, out, by.cos, by.sin,
         batch.positions, batch.rows, batch.starts, batch.lower, batch.slots, batch.page_table,
-        tokens, scale * LOG2_E * SHRUNK, ring.stride(0), latents.stride(0),
+        begin, end, scale * LOG2_E * SHRUNK, ring.stride(0), latents.stride(0),
         batch.page_table.stride(0), heads, width, window, ring.shape[1], count,
         1 if pages is None else pages.entries, rotated,
         max(64, triton.next_power_of_2(2 * rotated)), recent, parts,

@@ -59,7 +59,7 @@ def choose(tokens: int) -> Tiles:
 
 
 @triton.jit
-def _fp8_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+def fp8_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """Channels low... of FP8 records [slots, STEP], divided by 2^16; zero where not used."""
     slots: tl.constexpr = at.shape[0]
     here = used[:, None]
@@ -74,7 +74,7 @@ def _fp8_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.c
 
 
 @triton.jit
-def _fp4_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+def fp4_keys(at, used, low, STEP: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
     """Channels low... of FP4 entries [slots, STEP], one E4M3 scale for 16 channels, over 2^16."""
     slots: tl.constexpr = at.shape[0]
     half: tl.constexpr = STEP // 2
@@ -153,7 +153,7 @@ def _weigh(
         )  # fmt: skip
         for low in tl.range(0, WIDTH, STEP, num_stages=STAGES):
             q = tl.load(q_ptr + low, there[:, None], 0.0)
-            key = _fp8_keys(at, used, low, STEP, WIDTH, q.dtype)
+            key = fp8_keys(at, used, low, STEP, WIDTH, q.dtype)
             score = tl.dot(q, tl.trans(key), score)
     else:
         at, used = _selected(
@@ -162,7 +162,7 @@ def _weigh(
         )  # fmt: skip
         for low in tl.range(0, WIDTH, STEP, num_stages=STAGES):
             q = tl.load(q_ptr + low, there[:, None], 0.0)
-            key = _fp4_keys(at, used, low, STEP, WIDTH, q.dtype)
+            key = fp4_keys(at, used, low, STEP, WIDTH, q.dtype)
             score = tl.dot(q, tl.trans(key), score)
     score = tl.where(used[None, :], score * scale, float("-inf"))
     high = tl.ceil(tl.maximum(tl.max(score, 1), _START))
@@ -230,13 +230,13 @@ def _sum(
             share_ptr, high_ptr, total_ptr, part, there, high, total, out, HEADS, SLOTS
         )  # fmt: skip
         at, used = _records(record_ptr, place_ptr, part, SLOTS, ALIGNED)
-        out = tl.dot(share, _fp8_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
+        out = tl.dot(share, fp8_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
     for part in tl.range(RECENT, PARTS, num_stages=STAGES):
         share, high, total, out = _rescaled(
             share_ptr, high_ptr, total_ptr, part, there, high, total, out, HEADS, SLOTS
         )  # fmt: skip
         at, used = _records(record_ptr, place_ptr, part, SLOTS, ALIGNED)
-        out = tl.dot(share, _fp4_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
+        out = tl.dot(share, fp4_keys(at, used, low, CHANNELS, WIDTH, share.dtype), out)
     total = tl.sum(tl.sum(tl.sum(tl.reshape(total, (PADDED, 2, 2, 2)), 3), 2), 1)
     total += tl.exp2(tl.load(sink_ptr + head, there, 0.0) * _LOG2_E - high)
     out = (out * (_GROWN / total)[:, None]).to(out_ptr.dtype.element_ty).to(tl.float32)

@@ -32,10 +32,11 @@ def test_a_tile_of_its_own_holds_whatever_an_expert_gets(tokens, k, experts):
     assert not tiles.overlap or experts > 12
 
 
-@given(st.integers(1, 5000), st.integers(1, 10))
-def test_sums_of_segments_are_kept_apart_for_a_bounded_number_of_tokens(tokens, count):
-    tile = choose_linear(tokens, count)
-    assert tokens <= SPLIT_TOKENS or tile.tokens == 128
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(2, 80))
+def test_sums_of_segments_are_kept_apart_for_a_bounded_number_of_tokens(tokens, blocks, steps):
+    tile = choose_linear(tokens, blocks * 128, steps * 128)
+    assert tokens <= SPLIT_TOKENS or tile.rows * tile.tokens == 128 * 128
+    assert blocks * 128 % tile.rows == 0
     assert tokens <= tile.tokens or tile.input_left
 
 
@@ -51,6 +52,7 @@ def test_segments_of_the_low_rank_product_are_equal_and_more_than_one_step(block
     count = low_plan.segments(blocks * 128, steps * 128)
     assert steps % count == 0
     assert steps // count >= 2
-    tile = low_plan.choose(tokens)
+    tile = low_plan.choose(tokens, blocks * 128, blocks * 128)
+    assert blocks * 128 % tile.rows == 0
     assert tile.stages >= 3  # the loop keeps one buffer for the product before
     assert tokens <= tile.tokens or tile.tokens == 128
