@@ -1,4 +1,4 @@
-"""Suite of the draft pass: three stages over a block a request, head, Markov loop.
+"""Suite of the draft pass as an engine runs it: blocks, three stages over them, head, Markov loop.
 
 The stages and the head have the sizes of the release with the experts of one rank; the layers below
 them are few and not timed. Source: performance.md 4, row 15. Knows nothing of marks.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from deepinfer.model.drafter import Drafter
 from deepinfer.model.load import resident_bytes
 from deepinfer.model.network import Network
 from deepinfer.model.state import State
-from deepinfer.ops.draft_start import blocks
+from deepinfer.ops.draft_start import draft_start
 from deepinfer.ops.noise import Purpose
 from deepinfer.ops.sample import Drawing, SamplerTable
 from deepinfer.ops.sample.cases import admitted
@@ -58,12 +59,10 @@ def bench_draft(device: torch.device, top: Ceilings, sweep: bool) -> Iterator[tu
 
 
 class Given(NamedTuple):
-    """Arguments of `Drafter.draft`."""
+    """What is known of all rows, those that draft, pools, and how they draw."""
 
-    newest: Tensor
-    anchors: Tensor
-    slots: Tensor
-    lower: Tensor
+    table: SimpleNamespace
+    rows: Tensor
     state: State
     drawing: Drawing
 
@@ -78,15 +77,23 @@ def given(network: Network, requests: int, device: torch.device) -> Given:
     table = SamplerTable(requests + 1, device)
     for row in range(1, requests + 1):
         table.admit(admitted(row, 1, RowSampling(temperature=float(row % 2))))
-    newest = torch.randint(10, network.arch.vocab_size, (requests,), device=device)
+    some = torch.full((requests + 1,), LENGTH, device=device)
+    known = SimpleNamespace(
+        tokens=torch.randint(10, network.arch.vocab_size, (requests + 1, LENGTH), device=device),
+        length=some,
+        slot=torch.arange(requests + 1, device=device),
+        decoder_start=some * 0,
+        lower=some * 0,
+    )
     drawing = Drawing(table.state, rows, rows * 0 + LENGTH, Purpose.TARGET, None)
-    return Given(newest, rows * 0 + LENGTH - 2, rows, rows * 0, state, drawing)
+    return Given(known, rows, state, drawing)
 
 
 def _draft(arguments: Given, drafter: Drafter) -> Tensor:
-    *rows, state, drawing = arguments
+    table, rows, state, drawing = arguments
     draft = drafter.draft_arch
-    start = blocks(*rows, block=draft.block_size, noise=draft.noise_token_id)
+    begin = draft_start.bind(arch=find_device(str(drafter.network.device)).arch)
+    start = begin(table, rows, block=draft.block_size, noise=draft.noise_token_id)
     return drafter.draft_from(start, state, drawing, count=DRAFTS, keep=False).tokens
 
 

@@ -57,7 +57,6 @@ EXPERT_TRIALS = {
 _PLAN = mhc_kernels.PLAN
 PLANS = (
     _PLAN._replace(few=0),
-    _PLAN._replace(each=1),
     _PLAN._replace(split_tokens=2),
 )
 

@@ -36,6 +36,7 @@ from deepinfer.ops.engram_values import triton as engram_values
 from deepinfer.ops.experts import triton as experts
 from deepinfer.ops.experts.packing import PackedExperts, PackedMatrix
 from deepinfer.ops.formats import Quantised
+from deepinfer.ops.gluon_best import best
 from deepinfer.ops.grouped_output import triton as grouped_output
 from deepinfer.ops.grouped_output.packing import PackedLow
 from deepinfer.ops.head import hopper as head_hopper
@@ -371,6 +372,7 @@ def _calls(t: int) -> dict[str, Callable[[], object]]:
             _bf16(t, INDEX_HEADS * INDEX_DIM), _bf16(t, HIDDEN), _bf16(INDEX_HEADS, HIDDEN), by,
             scale=2**-6, record=RECORDS.index_key,
         ),
+        "best of long rows of 16 bits": partial(best, _bf16(t, 131_072), 512),
         "route": partial(
             route.route, _bf16(t, HIDDEN), _bf16(384, HIDDEN), _fp32(384),
             topk=CHOICES, scaling=2.5,

@@ -39,9 +39,10 @@ _FEW = 512  # most ids for which maxima bound the choice well
 _SHORT = 4096  # most columns that few are chosen from as they are; many always are
 _SHORTEST = 1024
 _LEAST, _MOST = 65_536, 262_144  # columns a part, if few are chosen of several parts
+_BYTES, _LONE = 1 << 17, 16  # least bytes a part instead, if there are no more rows than this
 _DENSE = 16_384  # if many are
-_PROGRAMS = 132  # multiprocessors
-_THREADS = 512  # of a program that reads a long row; two find room on a multiprocessor
+_PROGRAMS = 264  # that run at once, two a multiprocessor
+_THREADS = 512  # of a program that reads a long row
 MOST_IDS = 2048  # of a row
 _LARGER = gl.constexpr("max.bf16x2 $0, $1, $2;")
 _REACHES = gl.constexpr("set.ge.u32.bf16x2 $0, $1, $2;")
@@ -275,19 +276,20 @@ def best(
     if scores.shape[1] % 8:
         scores = pad(scores, (0, -scores.shape[1] % 8), value=-torch.inf)
     rows, columns = scores.shape
-    part = _part(rows, columns, count)
+    part = _part(rows, columns, count, scores.element_size())
     if part >= columns:
         return _launch(scores, count, blocks, size, seen, columns, alone=True)[0]
     ids, values = _launch(scores, count, blocks, size, seen, part, alone=False)
     return best(values, count, ids)
 
 
-def _part(rows: int, columns: int, count: int) -> int:
+def _part(rows: int, columns: int, count: int, itemsize: int) -> int:
     """Columns a program: whole rows, but parts of them where rows alone do not fill the device."""
     if count > _FEW:
         return _DENSE
+    least = _BYTES // itemsize if rows <= _LONE else _LEAST
     wanted = triton.cdiv(columns, max(1, _PROGRAMS // max(1, rows)))
-    return min(max(1, triton.cdiv(wanted, _LEAST)) * _LEAST, _MOST)
+    return min(max(1, triton.cdiv(wanted, least)) * least, _MOST)
 
 
 def _launch(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_the_hit_rate_is_that_of_the_prefix_cache():
 
 
 def test_tokens_that_the_references_did_not_generate_count_as_steps_of_the_others():
-    answers = [None, None]
+    answers: list[Any] = [None, None]
     steps = [(5.0, 1), (3.0, 2), (1.0, 2), (1.1, 2), (1.2, 2), (1.1, 2), (0.5, 1)]
     served = Served(12.9, answers, steps)
     job = Job(2, prompt=20, output=106, eager=6)

@@ -50,7 +50,9 @@ STEPS = {
     "prompts": [(0, 150), (37, 1), (100, 110)],
 }
 # What the release gets, where that is not named "triton".
-FIRST = dict.fromkeys(("draft_attention", "head", "index_select", "markov_draft"), "hopper")
+FIRST: Mapping[str, str] = dict.fromkeys(
+    ("draft_attention", "head", "index_select", "markov_draft"), "hopper"
+)
 # Other cases of an operation than its first one.
 WAYS: Mapping[str, list[dict[str, Any]]] = {
     "compress": [{"ratio": 1}, {"ratio": 2}],

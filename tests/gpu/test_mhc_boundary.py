@@ -96,9 +96,9 @@ def test_plans_change_no_bits(gpu):
         usual._replace(few=200),
         usual._replace(few=200, narrow=200),
         usual._replace(few=0),
-        usual._replace(few=0, each=1, split_tokens=1),
-        usual._replace(few=0, each=4, split_tokens=2, split_warps=2),
-        usual._replace(few=0, each=16, split_tokens=8),
+        usual._replace(few=0, split_tokens=1),
+        usual._replace(few=0, split_tokens=2, split_warps=2),
+        usual._replace(few=0, split_tokens=8),
     ):
         found = kernels.launch(streams, pending, pre, packed, **FACTS, plan=plan)
         for name in ("streams", "pre", "post", "comb", "hidden"):

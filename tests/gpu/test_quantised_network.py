@@ -28,6 +28,7 @@ from tests.model.networks import hash_map, run
 pytestmark = pytest.mark.gpu
 LAYERS = {
     **{key: MINI[key] for key in MINI if key.endswith("_ids")},
+    "candidate_source_layer_id": MINI["candidate_source_layer_id"],
     "num_hidden_layers": MINI["num_hidden_layers"],
     "compress_ratios": [*MINI["compress_ratios"], 0, 0, 0],
     "engram_num_embeddings": [1],
@@ -40,42 +41,46 @@ LAYERS = {
 }
 SIZES: dict[str, dict[str, Any]] = {
     "mini": {**MINI, **LAYERS},
-    "release": {**LAYERS, "candidate_topk_blocks": 64},
+    "release": {**LAYERS, "candidate_topk_blocks": 72},
 }
 PROMPTS = {"mini": (300, 150, 90, 40), "release": (700, 200, 100)}
 STEPS = 3
 # Root mean square of the difference over that of the reference, or the share of rows that choose
-# otherwise; about twice the largest that an H200 showed in any layer, prompt or decoding step.
-# Linears add in the FP8 unit, which keeps 13 bits below the largest product: 2 to 3 % of their
-# results are one unit in the last place away, and some codes made of these a step.
-LIMITS: dict[str, float] = {
-    "mhc_boundary streams": 1e-4,
-    "mhc_boundary hidden": 3e-4,
-    "mhc_boundary quantised": 2e-3,
-    "mhc_boundary": 1e-5,
-    "low_rank quantised": 3e-2,
-    "low_rank": 2.5e-3,
-    "linear_fp8": 1.5e-3,
-    "attention_inputs": 1e-3,
-    "sparse_attention": 5e-3,
-    "grouped_output": 2e-3,
-    "shared_expert": 1.5e-2,
-    "experts": 1e-3,
-    "route topk_idx": 0.01,
-    "route": 1e-6,
-    "engram_gate": 5e-5,
-    "compress pairs": 1e-6,
-    "compress": 5e-3,
-    "index_inputs": 1e-3,
-    "index_select": 0.01,
-    "mhc_collapse": 1e-4,
-    "norm_quantise quantised": 2e-3,
-    "norm_quantise": 1e-4,
-    "head": 2e-5,
-    "draft_attention": 5e-3,
-    "markov_draft tokens": 0.25,
-    "markov_draft": 1e-5,
+# otherwise: mean over all layers, prompts and decoding steps, and the largest of one call; about
+# twice what an H200 showed. Products add in the FP8 unit, which keeps 13 bits below the largest
+# number of a sum. A model of that on a CPU gives, as the device does: `linear_fp8` 4e-4, 2.5 % of
+# results one unit in the last place away; of an expert, whose sums are longer, 3.7 %. A few in a
+# thousand of the codes made of such results move by a step, which is up to an eighth: hence 2e-3
+# and 3e-3 behind the second product of the shared expert and the others.
+LIMITS: dict[str, tuple[float, float]] = {
+    "mhc_boundary streams": (1e-5, 1e-4),
+    "mhc_boundary hidden": (5e-5, 3e-4),
+    "mhc_boundary quantised": (1e-4, 2e-3),
+    "mhc_boundary": (3e-6, 1e-5),
+    "low_rank quantised": (4e-3, 3e-2),
+    "low_rank": (1.2e-3, 2.5e-3),
+    "linear_fp8": (8e-4, 1.5e-3),
+    "attention_inputs": (1e-4, 1e-3),
+    "sparse_attention": (4e-3, 5e-3),
+    "grouped_output": (8e-4, 2e-3),
+    "shared_expert": (5e-3, 1.5e-2),
+    "experts": (7e-3, 3e-2),
+    "route topk_idx": (1e-3, 0.01),
+    "route": (5e-7, 1e-6),
+    "engram_gate": (5e-6, 5e-5),
+    "compress pairs": (5e-7, 1e-6),
+    "compress": (2e-3, 1e-2),  # one FP4 code in 60,000 moves, and a step is a half
+    "index_inputs": (1e-4, 1e-3),
+    "index_select": (1e-3, 0.01),
+    "mhc_collapse": (1e-5, 1e-4),
+    "norm_quantise quantised": (1e-4, 2e-3),
+    "norm_quantise": (1e-5, 1e-4),
+    "head": (1e-5, 2e-5),
+    "draft_attention": (4e-3, 5e-3),
+    "markov_draft tokens": (0.25, 0.25),
+    "markov_draft": (1e-6, 1e-5),
 }
+BEYOND = {"linear_fp8 result": 1e-3, "low_rank kv": 1e-3}  # model-decisions.md D15
 
 
 def served(net: Network, prompts: Sequence[list[int]], steps: int) -> Tensor:
@@ -164,12 +169,15 @@ def test_every_operation_stays_near_its_reference_in_a_network(judged):
     print(table(judged.findings))  # noqa: T201 - shown where the test fails
     assert bool(judged.wanted.isfinite().all())
     assert {op for op, _ in judged.findings.found} == {*OPS}
-    far = {
-        key: distance
-        for key, distance in judged.findings.largest().items()
-        if not distance.rms <= LIMITS.get(" ".join(key), LIMITS.get(key[0], 0.0))
-    }
+    mean, largest = judged.findings.mean(), judged.findings.largest()
+    far = {}
+    for op, part in mean:
+        usual, most = LIMITS.get(f"{op} {part}", LIMITS.get(op, (0.0, 0.0)))
+        if not (mean[op, part].rms <= usual and largest[op, part].rms <= most):
+            far[op, part] = mean[op, part], largest[op, part]
     assert not far
+    farther = {key: mean[tuple(key.split())].beyond for key in BEYOND}
+    assert all(farther[key] <= BEYOND[key] for key in BEYOND), farther
 
 
 def away(found: Tensor, wanted: Tensor) -> tuple[Tensor, Agreement]:

@@ -39,8 +39,10 @@ class Distance(NamedTuple):
             differ.
         changed: share of the numbers that are not equal.
         worst: largest difference over the rms of the reference.
-        beyond: share of bf16 numbers that are more than one unit in the last place away, and of FP8
-            codes that are more than one step away while the scale is the same.
+        beyond: share of bf16 numbers that are more than one unit in the last place away, of those
+            that are no smaller than a sixteenth of the rms of their row (a sum that cancels has the
+            error of what it is made of); and of FP8 codes that are more than one step away while
+            the scale is the same.
     """
 
     rms: float
@@ -173,7 +175,8 @@ def distance(own: Tensor, wanted: Tensor) -> Tensor:
     beyond = zero
     if wanted.dtype == torch.bfloat16:
         unit = torch.exp2(torch.frexp(torch.maximum(a.abs(), b.abs()))[1].double() - 8)
-        beyond = (gap > unit).double().mean()
+        judged = b.abs() >= b.square().mean(-1, keepdim=True).sqrt() / 16
+        beyond = ((gap > unit) & judged).double().sum() / judged.double().sum().clamp(min=1)
     rms = gap.square().mean().sqrt() / size
     return torch.stack((rms, changed.mean(), gap.amax() / size, beyond))
 

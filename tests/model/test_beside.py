@@ -151,6 +151,16 @@ def test_bf16_numbers_beyond_one_unit_in_the_last_place_are_counted(value):
     assert found_of(own, wanted).changed == 0.5
 
 
+def test_small_numbers_among_large_ones_are_not_judged_by_their_own_units():
+    wanted = torch.tensor([[1.0] * 7 + [0.05], [1e-3] * 7 + [0.05e-3]], dtype=torch.bfloat16)
+    own = wanted.clone()
+    own.view(torch.int16)[:, 7] += 5
+    assert found_of(own, wanted).beyond == 0.0
+    assert found_of(own, wanted).changed == 2 / 16
+    own.view(torch.int16)[1, 0] += 2
+    assert found_of(own, wanted).beyond == 1 / 14
+
+
 def test_codes_that_move_by_more_than_a_step_are_counted():
     net = network()
     pair = Beside(net.ops.low_rank, Findings(), net.records)

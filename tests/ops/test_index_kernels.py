@@ -75,9 +75,10 @@ def test_more_ids_than_a_program_can_hold_are_an_error():
     rows=st.integers(0, 5000),
     columns=st.integers(1, 1 << 22),
     count=st.sampled_from([1, 512, 513, 2048]),
+    itemsize=st.sampled_from([2, 4]),
 )
-def test_parts_are_whole_steps_and_shrink_a_row(rows, columns, count):
-    part = gluon_best._part(rows, columns, count)
+def test_parts_are_whole_steps_and_shrink_a_row(rows, columns, count, itemsize):
+    part = gluon_best._part(rows, columns, count, itemsize)
     assert part % 16_384 == 0
     assert part <= (262_144 if count <= 512 else 16_384)
     left = -(-columns // part)

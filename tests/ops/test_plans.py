@@ -9,7 +9,7 @@ from deepinfer.ops.linear_fp8.plan import SPLIT_TOKENS, segments
 from deepinfer.ops.linear_fp8.plan import choose as choose_linear
 
 
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=48), st.sampled_from([16, 32, 64, 128]))
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=48), st.sampled_from([16, 32, 48, 64]))
 def test_no_routing_needs_more_tiles_than_the_bound(counts, width):
     needed = sum(-(-count // width) for count in counts)
     assert needed <= most_tiles(sum(counts), len(counts), width)
@@ -21,15 +21,15 @@ def test_both_products_share_the_width_of_the_tile_table(tokens, k, experts):
     tiles = choose(tokens, k, experts)
     assert 16 <= (tiles.least or 16) <= tiles.gate_up.tokens
     assert tiles.gate_up.tokens == tiles.down.tokens
-    assert tiles.gate_up.tokens == 128 or tiles.gate_up.tokens >= tokens * k / experts
+    assert tiles.gate_up.tokens == 64 or tiles.gate_up.tokens >= tokens * k / experts
 
 
 @given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 384))
 def test_a_tile_of_its_own_holds_whatever_an_expert_gets(tokens, k, experts):
     tiles = choose(tokens, k, experts)
     assert not tiles.own or tokens <= tiles.gate_up.tokens
-    assert not (tiles.own and tiles.overlap)  # of few experts only those with tiles of their own
-    assert not tiles.overlap or experts > 12
+    assert not (tiles.own and tiles.overlap)  # those with tiles of their own always do
+    assert not tiles.own or experts <= 12
 
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(2, 80))

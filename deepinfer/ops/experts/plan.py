@@ -48,9 +48,8 @@ def _both(tile: Tile, own: bool = False) -> Tiles:
 _BY_WIDTH = {
     16: _both(Tile(128, 16, 4, 4)),
     32: _both(Tile(128, 32, 4, 4)),
-    48: _both(Tile(128, 48, 4, 4)),
+    48: _both(Tile(128, 48, 4, 4, 168)),
     64: _both(Tile(128, 64, 4, 4)),
-    128: _both(Tile(128, 128, 8, 4)),
 }
 # Of few experts, by the number of tokens. Buffers are as many as let all programs of a product fit
 # on the device at once and not one more a multiprocessor, or they would crowd some of them.
@@ -68,15 +67,15 @@ def choose(tokens: int, k: int, experts: int) -> Tiles:
     Of few experts each has one tile as long as that holds all tokens. Elsewhere the width is the
     smallest that holds an expert's mean share, and up to 48 a quarter more, so that most experts
     fill one tile while their weights are read once; where rows are few a tile multiplies a part of
-    its width. Launches of many experts overlap unless there are so few tokens that the programs of
-    the next kernel would find free multiprocessors and crowd them.
+    its width. Launches overlap unless many experts have so few tokens that the programs of the next
+    kernel would find free multiprocessors and crowd them.
     """
     if experts <= _FEW and tokens <= max(_OF_FEW):
         return next(tiles for width, tiles in sorted(_OF_FEW.items()) if tokens <= width)
     share, more = tokens * k / experts, 1.25 if experts > k else 1.0
     width = next((w for w in _BY_WIDTH if share * (more if w <= 48 else 1.0) <= w), max(_BY_WIDTH))
     if experts <= _FEW:
-        return _BY_WIDTH[width]
+        return _BY_WIDTH[width]._replace(overlap=True)
     return _BY_WIDTH[width]._replace(least=16, overlap=tokens * k >= experts)
 
 

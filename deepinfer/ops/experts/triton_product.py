@@ -14,7 +14,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 # One word, as `packing` makes it: eight codes of one row. A size is a selector of a byte of the
 # table $3, $7 of its row: eight FP8 numbers.
@@ -112,28 +115,22 @@ def _input(
 
 @gluon.jit
 def _decoded(words, exponents, chunk: gl.constexpr, layout: gl.constexpr):
-    """Half of a chunk [pieces, 16] -> FP8 of its two groups, in wgmma's order, no data moved."""
+    """Half of a chunk [pieces, 16] -> FP8 [rows, 64] in wgmma's order, no data moved."""
     rows: gl.constexpr = words.shape[0] // 2
     codes = words.reshape([rows // 16, 8, 4, 2, 2, 4]).permute((0, 4, 1, 3, 2, 5))
     codes = gl.convert_layout(codes.reshape([rows, 32]), layout, assert_trivial=True)
-    first, second = (exponents >> (16 * chunk)) & 255, (exponents >> (16 * chunk + 8)) & 255
+    first, second = (
+        (exponents >> (16 * chunk)) & 255,
+        (exponents >> (16 * chunk + 8)) & 255,
+    )
     group = (gl.arange(0, 32, gl.SliceLayout(0, layout)) // 16)[None, :]
     exponent = gl.where(group == 0, first[:, None], second[:, None])
     small = exponent * 0x08080800 + _SMALL  # a zero stays a zero
     large = exponent * 0x08080808 + _LARGE
     kinds: gl.constexpr = (gl.float8e4nv, gl.float8e4nv)
     low, high = gl.inline_asm_elementwise(_DECODE, _OPERANDS, [codes, small, large], kinds, True, 4)
-    both = gl.join(low, high).reshape([rows, 2, 16, 2]).permute((0, 3, 2, 1))
-    near, far = both.split()
-    near = gl.convert_layout(near.reshape([rows, 32]), layout, assert_trivial=True)
-    return near, gl.convert_layout(far.reshape([rows, 32]), layout, assert_trivial=True)
-
-
-@gluon.jit
-def _products(sums, a, x, group: gl.constexpr, FIRST: gl.constexpr):
-    """Start the products of 32 columns, added to `sums` unless they are the FIRST."""
-    right = x.slice(32 * group, 32, 1).permute((1, 0))
-    return warpgroup_mma(a, right, sums, use_acc=not FIRST, is_async=True)
+    both = gl.join(low, high).reshape([rows, 2, 16, 2]).permute((0, 1, 3, 2))
+    return gl.convert_layout(both.reshape([rows, 64]), layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -145,15 +142,18 @@ def _add(
     """total + the sums of one or two chunks of 64 columns times the scales of the tokens."""
     pieces: gl.constexpr = gl.num_warps() * 32
     load: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [gl.num_warps(), 1], [1, 0])
-    sums, others = none, empty
-    for chunk in gl.static_range(first, first + CHUNKS):
-        word = words.slice((chunk * HALVES + half) * pieces, pieces).load(load)
-        near, far = _decoded(word, exponents, chunk, layout)
-        sums = _products(sums, near, x, 2 * chunk, chunk == first)
-        sums = _products(sums, far, x, 2 * chunk + 1, False)
-        if MORE:
-            others = _products(others, near, y, 2 * chunk, chunk == first)
-            others = _products(others, far, y, 2 * chunk + 1, False)
+    word = words.slice((first * HALVES + half) * pieces, pieces).load(load)
+    a = _decoded(word, exponents, first, layout)
+    if CHUNKS == 2:
+        word = words.slice((HALVES + half) * pieces, pieces).load(load)
+        both = gl.join(a, _decoded(word, exponents, 1, layout)).permute((0, 2, 1))
+        a = gl.convert_layout(both.reshape([a.shape[0], 128]), layout, assert_trivial=True)
+    # All columns in one: each call makes the four warps of a group wait for one another.
+    columns = x.slice(64 * first, 64 * CHUNKS, 1).permute((1, 0))
+    sums = warpgroup_mma(a, columns, none, use_acc=False, is_async=True)
+    if MORE:
+        columns = y.slice(64 * first, 64 * CHUNKS, 1).permute((1, 0))
+        others = warpgroup_mma(a, columns, empty, use_acc=False, is_async=True)
     # The assembler lets the other half's products run beside these additions.
     sums = warpgroup_mma_wait(0, [sums])
     total += sums * size

@@ -35,12 +35,10 @@ class Tile(NamedTuple):
 
 # Measured on one H200 (docs/kernels.md).
 _NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5)}
-_NARROW_SPLIT = {
-    16: Tile(64, 16, 4, 6),
-    32: Tile(64, 32, 4, 6),
-    64: Tile(64, 64, 4, 3, 80, True, True),  # three programs fit; with more buffers two
-}
+_NARROW_SPLIT = {16: Tile(64, 16, 4, 6), 32: Tile(64, 32, 4, 6)}
 _WHOLE, _SPLIT = Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)
+_COPYING = Tile(64, 64, 4, 3, 80, True, True)  # three programs fit; with more buffers two
+_MOST_MISSING = 16  # tokens of the last tile; with more the copies of the other end later
 _WIDE = Tile(128, 128, 4, 4, 168, True)  # more buffers leave no room for sums of segments
 _ACROSS = Tile(256, 64, 4, 4, 168, True, True)
 _DEVICE = 132  # multiprocessors of an H200; a program of these two fills one
@@ -65,8 +63,11 @@ def choose(tokens: int, out: int, columns: int) -> Tile:
         if out % _ACROSS.rows:
             return _WIDE
         return min(_WIDE, _ACROSS, key=lambda tile: _turns(tokens, out, tile))
-    apart = tokens <= SPLIT_TOKENS and _apart_us(tokens, out, columns, count)
-    return _SPLIT if apart and apart < _wide_us(tokens, out, columns) else _WIDE
+    if tokens > SPLIT_TOKENS:
+        return _WIDE
+    if _apart_us(tokens, out, columns, count) > _wide_us(tokens, out, columns):
+        return _WIDE
+    return _COPYING if -tokens % _COPYING.tokens <= _MOST_MISSING else _SPLIT
 
 
 def _apart_us(tokens: int, out: int, columns: int, count: int) -> float:

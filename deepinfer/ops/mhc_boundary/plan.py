@@ -19,13 +19,11 @@ class Plan(NamedTuple):
     """What changes no bit.
 
     few: most tokens that one launch advances and projects; narrow: most of them for which its
-    slices are of 16 tokens, not of 32. each: groups of a tile's program, 0 for as many as suit the
-    number of tiles. split_tokens, split_warps: of the program that splits many.
+    slices are of 16 tokens, not of 32. split_tokens, split_warps: of the program that splits many.
     """
 
     few: int = 96
     narrow: int = 64
-    each: int = 0
     split_tokens: int = 4
     split_warps: int = 1
 
@@ -38,13 +36,6 @@ def group_count(hidden: int) -> int:
     return next(n for n in _GROUPS if hidden // SLICE % n == 0)
 
 
-def groups_together(tokens: int, hidden: int) -> int:
-    """Groups of a tile's program with which the last program ends soonest."""
-    groups = group_count(hidden)
-    tiles, chunks = -(-tokens // TOKENS), hidden // SLICE // groups
-
-    def cost(each: int) -> int:
-        turns = -(-tiles * groups // each // _PROGRAMS)
-        return turns * (each * chunks + 2)  # a program's start takes as long as two slices
-
-    return min((n for n in (1, 2, 4, 8, 16) if n <= groups), key=cost)
+def programs(tokens: int, groups: int) -> int:
+    """Programs that share the tiles of a group of columns: all of them run at once."""
+    return min(-(-tokens // TOKENS), _PROGRAMS // groups)

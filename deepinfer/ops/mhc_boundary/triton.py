@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deepinfer.ops.formats import Quantised
 from deepinfer.ops.mhc_boundary import triton_streams as streams_kernels
-from deepinfer.ops.mhc_boundary.plan import PLAN, SLICE, Plan, group_count, groups_together
+from deepinfer.ops.mhc_boundary.plan import PLAN, SLICE, Plan, group_count
 from deepinfer.ops.mhc_boundary.reference import Boundary, HyperWeights
 from deepinfer.ops.mhc_boundary.triton_split import split
 from deepinfer.ops.mhc_boundary.triton_tiles import tiles
@@ -79,7 +79,7 @@ def mhc_boundary(
 
     Args:
         streams: [tokens, 4, hidden] bf16, contiguous, as are the tensors of `pending` and `pre`.
-        pending: output (bf16 or fp32) of the sub-layer before, or None.
+        pending: output of the sub-layer before, bf16, or None.
         pre: [tokens, 4] fp32.
         weights: what `pack` returned.
         eps: config key `rms_norm_eps`.
@@ -88,10 +88,13 @@ def mhc_boundary(
         quantise: also return the FP8 pair of the normalised input.
 
     Raises:
-        ValueError: the streams are not bf16.
+        ValueError: streams or output are not bf16.
     """
-    if streams.dtype != torch.bfloat16:
-        raise ValueError(f"mhc_boundary: streams are {streams.dtype}; use reference")
+    for given in (streams,) if pending is None else (streams, pending.output):
+        if given.dtype != torch.bfloat16:
+            raise ValueError(
+                f"mhc_boundary: the kernels take bf16, not {given.dtype}; use reference"
+            )
     return launch(streams, pending, pre, weights, eps, hc_eps, iterations, quantise, PLAN)
 
 
@@ -143,10 +146,9 @@ def launch(
         splits()
     elif tokens:
         plain_squares = torch.empty_like(squares)
-        each = plan.each or groups_together(tokens, hidden)
         tiles(
             streams, y, old_post, old_comb, pre, weights.fn,
-            new, out, squares, plain_squares, parts, each, pending is not None,
+            new, out, squares, plain_squares, parts, pending is not None,
         )  # fmt: skip
         streams_kernels.norm_input[(tokens,)](
             plain_squares, weights.norm, out, codes, scale, tokens, eps,

@@ -1,6 +1,7 @@
 """New streams of many tokens, for Hopper: tiles by tensor memory copies, in one pass.
 
-A program holds 64 tokens. Of 64 columns of each stream at a time one warp starts the copies, eight
+A program takes a group of columns of some tiles of 64 tokens; those that run together read
+neighbouring columns. Of 64 columns of each stream at a time one warp starts the copies, eight
 make the new streams, in the shared memory that the old ones came to, collapse them and sum squares,
 and four multiply them with the projection and send them off. What follows needs sums over all
 columns, so it is left to the launches after. Bits are those of triton_streams.py. Knows nothing of
@@ -24,7 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-TOKENS = 64  # of a program
+from deepinfer.ops.mhc_boundary.plan import programs
+
 _WARPS = 8
 _REGISTERS = 128  # of a thread, as all warps start; those that mix take over from the others
 _STAGES = 3  # buffers
@@ -72,24 +74,24 @@ def _row_sums(x, layout: gl.constexpr):
 @gluon.jit
 def _mix(
     xs, ys, full, ready, post_ptr, comb_ptr, pre_ptr, square_ptr, plain_square_ptr, tokens,
-    CHUNKS: gl.constexpr, PENDING: gl.constexpr, EACH: gl.constexpr, STAGES: gl.constexpr,
+    CHUNKS: gl.constexpr, PENDING: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """New streams, their collapse, and sums of squares of each group of columns."""
     warps: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [warps, 1], [1, 0])
     gdc_wait()
-    token = gl.program_id(0) * 64 + gl.arange(0, 64, gl.SliceLayout(1, wide))
-    here = token < tokens
-    pre = _four(pre_ptr + token * 4, here)
-    if PENDING:
-        post = _four(post_ptr + token * 4, here)
-        c0 = _four(comb_ptr + token * 16, here)
-        c1 = _four(comb_ptr + token * 16 + 4, here)
-        c2 = _four(comb_ptr + token * 16 + 8, here)
-        c3 = _four(comb_ptr + token * 16 + 12, here)
     zeros = gl.zeros([64, 64], gl.float32, wide)
     turn = 0
-    for i in range(EACH):
+    for tile in range(gl.program_id(0), (tokens + 63) // 64, gl.num_programs(0)):
+        token = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, wide))
+        here = token < tokens
+        pre = _four(pre_ptr + token * 4, here)
+        if PENDING:
+            post = _four(post_ptr + token * 4, here)
+            c0 = _four(comb_ptr + token * 16, here)
+            c1 = _four(comb_ptr + token * 16 + 4, here)
+            c2 = _four(comb_ptr + token * 16 + 8, here)
+            c3 = _four(comb_ptr + token * 16 + 12, here)
         squares, plain_squares = zeros, zeros
         for _ in range(CHUNKS):
             slot = turn % STAGES
@@ -120,7 +122,7 @@ def _mix(
             plain = plain.to(gl.float32)
             plain_squares = gl.fma(plain, plain, plain_squares)
             turn += 1
-        at = (i * gl.num_programs(1) + gl.program_id(1)) * tokens + token
+        at = gl.program_id(1) * tokens + token
         thin: gl.constexpr = gl.SliceLayout(1, wide)
         gl.store(square_ptr + at, _row_sums(squares, thin), here)
         gl.store(plain_square_ptr + at, _row_sums(plain_squares, thin), here)
@@ -129,19 +131,17 @@ def _mix(
 @gluon.jit
 def _project(
     xs, ys, fs, ready, free, new_tiles, plain_tiles, part_ptr, tokens,
-    CHUNKS: gl.constexpr, PENDING: gl.constexpr, EACH: gl.constexpr, STAGES: gl.constexpr,
+    CHUNKS: gl.constexpr, PENDING: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Products of the new streams, which are stored, for each group of columns."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     none = gl.zeros([64, 64], gl.float32, mma)
-    start = gl.program_id(0) * 64
-    token = start + gl.arange(0, 64, gl.SliceLayout(1, mma))
+    group = gl.program_id(1)
     row = gl.arange(0, 64, gl.SliceLayout(0, mma))
-    used = (token < tokens)[:, None] & (row % 32 < 24)[None, :]
     turn = 0
-    for i in range(EACH):
-        group = i * gl.num_programs(1) + gl.program_id(1)
+    for tile in range(gl.program_id(0), (tokens + 63) // 64, gl.num_programs(0)):
+        start = tile * 64
         total = none
         for chunk in range(CHUNKS):
             slot = turn % STAGES
@@ -162,21 +162,23 @@ def _project(
             tma.store_wait(0)
             mbarrier.arrive(free.index(slot), count=1)
             turn += 1
+        token = start + gl.arange(0, 64, gl.SliceLayout(1, mma))
+        used = (token < tokens)[:, None] & (row % 32 < 24)[None, :]
         at = ((group * tokens + token) * 64)[:, None] + row[None, :]
         gl.store(part_ptr + at, total, used)
 
 
 @gluon.jit
 def _load(
-    xs, ys, fs, full, free, x_tiles, y_tiles, f_tiles,
-    CHUNKS: gl.constexpr, PENDING: gl.constexpr, EACH: gl.constexpr, STAGES: gl.constexpr,
+    xs, ys, fs, full, free, x_tiles, y_tiles, f_tiles, tokens,
+    CHUNKS: gl.constexpr, PENDING: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Fill buffers in the order in which they are used."""
-    start = gl.program_id(0) * 64
+    group = gl.program_id(1)
     turn = 0
-    for i in range(EACH):
-        group = i * gl.num_programs(1) + gl.program_id(1)
+    for tile in range(gl.program_id(0), (tokens + 63) // 64, gl.num_programs(0)):
+        start = tile * 64
         for chunk in range(CHUNKS):
             slot = turn % STAGES
             column = (chunk * GROUPS + group) * 64
@@ -196,10 +198,10 @@ def _load(
 def _tiles(
     x_tiles, y_tiles, f_tiles, new_tiles, plain_tiles, post_ptr, comb_ptr, pre_ptr,
     square_ptr, plain_square_ptr, part_ptr, tokens,
-    HIDDEN: gl.constexpr, PENDING: gl.constexpr, GROUPS: gl.constexpr, EACH: gl.constexpr,
+    HIDDEN: gl.constexpr, PENDING: gl.constexpr, GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """EACH groups of columns of 64 tokens. Column c belongs to group c / 64 % GROUPS."""
+    """A group of columns, of every so-many-th 64 tokens. Column c is of group c / 64 % GROUPS."""
     chunks: gl.constexpr = HIDDEN // (64 * GROUPS)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     four: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
@@ -218,15 +220,15 @@ def _tiles(
         [
             (_mix, (
                 xs, ys, full, ready, post_ptr, comb_ptr, pre_ptr, square_ptr, plain_square_ptr,
-                tokens, chunks, PENDING, EACH, STAGES,
+                tokens, chunks, PENDING, STAGES,
             )),
             (_project, (
                 xs, ys, fs, ready, free, new_tiles, plain_tiles, part_ptr, tokens,
-                chunks, PENDING, EACH, STAGES, GROUPS,
+                chunks, PENDING, STAGES, GROUPS,
             )),
             (_load, (
-                xs, ys, fs, full, free, x_tiles, y_tiles, f_tiles,
-                chunks, PENDING, EACH, STAGES, GROUPS,
+                xs, ys, fs, full, free, x_tiles, y_tiles, f_tiles, tokens,
+                chunks, PENDING, STAGES, GROUPS,
             )),
         ],
         [4, 1],
@@ -253,7 +255,6 @@ def tiles(
     squares: Tensor,
     plain_squares: Tensor,
     parts: Tensor,
-    each: int,
     pending: bool,
 ) -> None:
     """Fill new streams and, not normalised, the sub-layer's input; sums for each group of columns.
@@ -270,17 +271,16 @@ def tiles(
         squares: fp32 [groups, tokens], of the new streams.
         plain_squares: the same of the collapse.
         parts: fp32 [groups, tokens, 64], of the product with `fn`.
-        each: groups of a program.
         pending: is there anything?
     """
     tokens, _, hidden = streams.shape
     groups = len(parts)
     plain_map = TensorDescriptor.from_tensor(plain, [64, 64], _TILE)
-    _tiles[(-(-tokens // TOKENS), groups // each)](
+    _tiles[(programs(tokens, groups), groups)](
         _streams_of(streams),
         TensorDescriptor.from_tensor(y, [64, 64], _TILE) if pending else plain_map,
         _streams_of(fn.unflatten(1, (4, hidden))), _streams_of(new), plain_map,
         post, comb, pre, squares, plain_squares, parts, tokens,
-        hidden, pending, groups, each, _STAGES,
+        hidden, pending, groups, _STAGES,
         num_warps=_WARPS, maxnreg=_REGISTERS, enable_fp_fusion=False, launch_pdl=True,
     )  # fmt: skip

@@ -55,7 +55,7 @@ def sparse_attention(
     if len(q) < _MANY or slots > _MOST_SLOTS:
         tiles = triton_split.choose(len(q))
         return triton_split.tiled(*given, window=window, scale=scale, layout=layout, tiles=tiles)
-    return in_one(*given, window=window, scale=scale, layout=layout)
+    return in_runs(*given, window=window, scale=scale, layout=layout)
 
 
 def in_runs(

@@ -210,7 +210,7 @@ def attend(
     """Attention of 64 heads for tokens from `begin` to before `end`; a program takes every n-th.
 
     A list has at least two parts. The parts of all tokens of a program are one stream: the first
-    two parts of the next token are decoded and loaded while the last two of this one are multiplied.
+    two of the next token are decoded and loaded while the last two of this one are multiplied.
     """
     first = gl.program_id(1) * 64
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)

@@ -86,5 +86,5 @@ def bring(
                 _copy(keys.index(at), key_ptr + half * own, row, WIDTH)
                 async_copy.mbarrier_arrive(full.index(at), increment_count=False)
             turn += 1
-        number += 1
+        number += 1  # noqa: SIM113 - the loop is compiled
     async_copy.wait_group(0)  # a program must not end before its copies

@@ -4,9 +4,9 @@ A program takes one token after another, parts of 64 slots in pairs. One group s
 of a pair, the other the odd one; each hands its numerators to the other through shared memory and
 adds both parts to its half of the channels, the even one first. Keys lie in memory as rows of bf16;
 the third group copies them into a buffer for even and one for odd parts, in halves of channels.
-Barriers in shared memory say what is full, free or ready. Numerators are relative to a running power
-of two, sums run in list order and none is split: the bits are those of triton_split.py. Knows
-nothing of records.
+Barriers in shared memory say what is full, free or ready. Numerators are relative to a running
+power of two, sums run in list order and none is split: the bits are those of triton_split.py.
+Knows nothing of records.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -280,7 +280,7 @@ def _multiply(
         )  # fmt: skip
         gl.thread_barrier()
         mbarrier.arrive(free.index(2 + half), count=1)
-        number += 1
+        number += 1  # noqa: SIM113 - the loop is compiled
 
 
 @gluon.jit(do_not_specialize=["begin", "end", "scale"])
