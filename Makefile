@@ -1,7 +1,8 @@
 # The front door. Every verb makes the environment that it needs:
 #   make demo    ask the embedded model five kinds of things
 #   make test    format, lint, types, contracts, default suite (CPU)
-#   make aot     compile every GPU kernel for SM90 and SM100, without a GPU (needs Linux)
+#   make aot     compile every GPU kernel for SM90 and SM100, without a GPU (needs Linux); lower
+#                TileLang kernels for Ascend, too, and execute them as C
 #   make golden  the tests that read the golden checkpoints (DEEPINFER_GOLDEN)
 #   make format  rewrite the files in the house style
 
@@ -28,7 +29,9 @@ test: .venv/stamp
 aot: .venv/stamp
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[aot]"
 	$(BIN)/python -m deepinfer.bench.aot
-	$(BIN)/pytest tests/ops/test_aot.py
+	$(BIN)/python -m deepinfer.bench.aot_tilelang
+	$(BIN)/pytest tests/ops/test_aot.py tests/ops/test_aot_tilelang.py \
+		tests/ops/test_tilelang_kernels.py tests/engine/test_step_memory.py
 
 golden: .venv/stamp
 	$(BIN)/pytest -m golden

@@ -7,6 +7,7 @@ and moves small arrays to and from it without waiting.
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -90,9 +91,25 @@ class CudaGraphs:
         context = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
-        with _sync_mode("default"), context:  # to begin a capture is to wait, once
+        # To begin a capture is to wait, once.
+        with _sync_mode("default"), _no_collection(), context:
             outputs = run()
         return graph, outputs
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: what it frees, such as pinned memory, may end a capture with an error.
+
+    Nothing frees such things inside a capture but the collector, which may run at any time.
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 class Branch:

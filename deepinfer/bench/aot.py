@@ -9,6 +9,7 @@ import argparse
 
 from deepinfer.ops.aot import TARGETS, Compiled, Variant, compile_for, variants
 from deepinfer.ops.aot_launches import launches
+from deepinfer.ops.aot_portable import portable_launches
 
 _HEAD = ("kernel", "target", "registers", "stack", "shared", "result", "constants")
 
@@ -26,7 +27,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64, 4096], help="of a step")
     parser.add_argument("--only", default="", help="part of a kernel's name")
     args = parser.parse_args()
-    listed = [v for v in variants(launches(args.tokens)) if args.only in v.name]
+    calls = {**launches(args.tokens), **portable_launches(args.tokens)}
+    listed = [v for v in variants(calls) if args.only in v.name]
     failures = 0
     print(f"| {' | '.join(_HEAD)} |\n|{'---|' * len(_HEAD)}")
     for target in TARGETS:

@@ -47,10 +47,10 @@ EXPERT_TRIALS = {
     (48, 4096): (
         Tiles(Tile(128, 64, 8, 4, 128), Tile(128, 64, 8, 4, 128), least=16, overlap=True),
     ),
-    (6, 8): (Tiles(Tile(128, 16, 8, 8), Tile(128, 16, 8, 8), own=True),),
+    (6, 8): (Tiles(Tile(128, 16, 4, 8), Tile(128, 16, 4, 8), overlap=True),),
     (6, 64): (
-        Tiles(Tile(128, 64, 8, 4, 128), Tile(128, 64, 8, 4, 128), own=True),
-        Tiles(Tile(256, 64, 8, 5), Tile(256, 64, 8, 5), own=True),
+        Tiles(Tile(128, 64, 4, 4), Tile(128, 64, 4, 4), overlap=True),
+        Tiles(Tile(256, 64, 8, 7), Tile(256, 64, 8, 7), own=True),
     ),
     (6, 4096): (Tiles(Tile(128, 64, 8, 4, 128), Tile(128, 64, 8, 4, 128), least=16, overlap=True),),
 }

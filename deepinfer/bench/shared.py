@@ -54,7 +54,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if not 0 < self.uncached < self.length:
-            raise ConfigError(f"uncached {self.uncached}: use 1 to {self.length - 1} of the length")
+            raise ConfigError(
+                f"uncached {self.uncached}: use 1 or more, less than the length, {self.length}"
+            )
         if self.output < 1 or self.drafts < 0:
             raise ConfigError(f"output {self.output}, drafts {self.drafts}: use >= 1 and >= 0")
 

@@ -25,19 +25,18 @@ from deepinfer.cli import (
     score,
     simulate,
 )
+from deepinfer.cli.common import EXIT_WRONG, Parser
 from deepinfer.config import check_environment
 from deepinfer.errors import DeepinferError
 
-EXIT_ERROR = 2  # what argparse itself uses for wrong arguments
+EXIT_ERROR = EXIT_WRONG  # whoever finds out that something is wrong
 EXIT_INTERRUPT = 130  # 128 + SIGINT
 EXIT_PIPE = 141  # 128 + SIGPIPE: what a shell shows for a writer whose reader has gone
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; each sets `run`, a function from its arguments to exit code."""
-    parser = argparse.ArgumentParser(
-        prog="deepinfer", description="An inference engine for DeepSeek-V4.1-Flash."
-    )
+    parser = Parser(prog="deepinfer", description="An inference engine for DeepSeek-V4.1-Flash.")
     parser.add_argument("--version", action="version", version=f"deepinfer {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands = (generate, chat, score, eval, inspect, recipe, ops, check, replay, simulate, bench)

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from deepinfer.cli import bench_curves
-from deepinfer.cli.common import EXIT_SOME_FAILED, Subparsers, model_directory, parse_ops
+from deepinfer.cli.common import (
+    EXIT_SOME_FAILED,
+    Subparsers,
+    check_least,
+    model_directory,
+    numbers,
+    parse_ops,
+)
 from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,6 +81,11 @@ def add(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; returns the exit code."""
+    for name in ("length", "steps", "output_tokens", "eager_tokens"):
+        check_least(f"--{name.replace('_', '-')}", getattr(args, name), 1)
+    for name in ("drafts", "uncached"):
+        check_least(f"--{name}", getattr(args, name), 0)
+    marks = None if args.marks is None else _marks(Path(args.marks))  # before it takes minutes
     if args.what in bench_curves.SUITES:
         records = bench_curves.measure(args)
     elif args.what == "step":
@@ -86,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
         records = _measure_grammar(args)
     else:
         records = _measure(args.what, json=args.json)
-    if args.marks is None:
+    if marks is None:
         return 0
-    failures = below_marks(records, _marks(Path(args.marks)))
+    failures = below_marks(records, marks)
     for failure in failures:
         print(f"below the mark: {failure}")
     return EXIT_SOME_FAILED if failures else 0
@@ -129,7 +141,7 @@ def _measure_steps(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
 
     return step.run(
         args.slice or "ep64",
-        _numbers("--rows", args.rows),
+        numbers("--rows", args.rows, 1),
         length=args.length or 1024,
         drafts=args.drafts or 0,
         ops=parse_ops(args.op),
@@ -141,7 +153,7 @@ def _measure_idle(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     """Run the suite of waiting between steps, which prints its records itself."""
     from deepinfer.bench import idle
 
-    rows, name = _numbers("--rows", args.rows), args.slice or "ep64"
+    rows, name = numbers("--rows", args.rows, 1), args.slice or "ep64"
     return idle.run(_slice(name, args), name, rows, json=args.json)
 
 
@@ -149,7 +161,7 @@ def _measure_prefix(args: argparse.Namespace) -> Sequence[Mapping[str, object]]:
     """Run the suite of replay and the prefix cache, which prints its records itself."""
     from deepinfer.bench import prefix
 
-    lengths = _numbers("--prompts", args.prompts)
+    lengths = numbers("--prompts", args.prompts, 1)
     network = _nano(args) if args.slice is None else _slice(args.slice, args)
     return prefix.run(network, args.slice or "nano-random", lengths, json=args.json)
 
@@ -181,13 +193,6 @@ def _nano(args: argparse.Namespace) -> Network:
 
     options = EngineOptions(device="cpu", ops=parse_ops(args.op))
     return load(model_directory("nano-random"), find_device("cpu"), options)
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"{option} {text}: write numbers with commas between") from error
 
 
 def _marks(path: Path) -> Mapping[str, Mapping[str, object]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepinfer.cli.common import model_directory, parse_ops
+from deepinfer.cli.common import model_directory, numbers, parse_ops
 from deepinfer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -190,12 +190,7 @@ def prompts(args: argparse.Namespace) -> Prompts:
 
 
 def _numbers(text: str | None, option: str = "--batch") -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{option} {text}: write numbers with commas between") from error
+    return None if text is None else numbers(option, text, 1)
 
 
 def _part(text: str) -> float:

@@ -12,6 +12,7 @@ from deepinfer.cli.common import (
     Subparsers,
     add_engine_options,
     model_directory,
+    numbers,
     parse_ops,
 )
 
@@ -65,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
         ops=parse_ops(args.op),
     )
     grid = Grid(
-        batches=_integers(args.batch, 1),
-        chunks=_integers(args.chunk, 0),
-        threads=_integers(args.threads, 1),
+        batches=numbers("--batch", args.batch, 1),
+        chunks=numbers("--chunk", args.chunk, 0),
+        threads=numbers("--threads", args.threads, 1),
         drafts=_drafts(args.drafts),
         preempt=args.preempt,
         repeat=args.repeat,
@@ -88,18 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drafts(text: str) -> tuple[int | Literal["adaptive"], ...]:
-    return tuple(
-        "adaptive" if word == "adaptive" else _integers(word, 0)[0] for word in text.split(",")
-    )
+    def one(word: str) -> int | Literal["adaptive"]:
+        return "adaptive" if word == "adaptive" else numbers("--drafts", word, 0)[0]
 
-
-def _integers(text: str, least: int) -> tuple[int, ...]:
-    from deepinfer.errors import ConfigError
-
-    try:
-        values = tuple(int(item) for item in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"{text!r}: write numbers with commas between them") from error
-    if bad := [value for value in values if value < least]:
-        raise ConfigError(f"{text!r}: {bad} are below {least}")
-    return values
+    return tuple(one(word) for word in text.split(","))

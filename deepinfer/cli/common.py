@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeAlias
 
 from deepinfer.config import cache_dir
 from deepinfer.errors import ConfigError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deepinfer.engine.core import Recorder
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+EXIT_WRONG = 2  # wrong arguments, as argparse itself has it
 EXIT_SOME_FAILED = 1  # the job ran to its end, but something in it failed
 _ENGINE = (
     "device",
@@ -37,6 +38,35 @@ _ENGINE = (
     "cudagraph_capture_sizes",
     "step_timeout_s",
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the arguments; `--help` has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with code 2."""
+        self.exit(EXIT_WRONG, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def numbers(option: str, text: str, least: int) -> tuple[int, ...]:
+    """The numbers that an option lists with commas between them.
+
+    Raises:
+        ConfigError: something is no integer, or below `least`.
+    """
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: write integers with commas between them") from error
+    for value in values:
+        check_least(option, value, least)
+    return values
+
+
+def check_least(option: str, value: int | None, least: int) -> None:
+    """Raise ConfigError if an option is given and below `least`."""
+    if value is not None and value < least:
+        raise ConfigError(f"{option} {value}: use a number >= {least}")
 
 
 def model_directory(name: str) -> Path:

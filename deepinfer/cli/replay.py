@@ -71,9 +71,9 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:
 def _steps(args: argparse.Namespace) -> int:
     from deepinfer.engine.record import read_trace, replay
 
-    plans, digests = read_trace(Path(args.trace))
+    trace = read_trace(Path(args.trace))
     with open_llm(args) as llm:
-        found = list(replay(plans, digests, llm.runner))
+        found = list(replay(trace, llm.runner))
     different = [item for item in found if item is not None]
     for item in different:
         print(f"step {item.number}: recorded {item.recorded}, found {item.found}")

@@ -256,8 +256,9 @@ class AsyncEngine:
             self._state, self._error = "dead", error
             streams, self._streams = self._streams, {}
             self._idle.set()
+        last = {output.request_id: output for output in self._service.last_words(error)}
         for name, stream in streams.items():
-            stream.put(died(name, None, error))
+            stream.put(last.get(name) or died(name, None, error))
         self._take_calls(wait=False)  # what was queued refuses itself now
 
 

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from deepinfer.arch import Arch
@@ -16,13 +17,15 @@ from deepinfer.cache import pages_for
 from deepinfer.device import Device, find_device
 from deepinfer.engine.border import Border
 from deepinfer.engine.core import EngineCore, Recorder
-from deepinfer.engine.options import EngineOptions, MemoryPlan, plan_memory
+from deepinfer.engine.memory import MemoryPlan, plan_memory
+from deepinfer.engine.options import EngineOptions
 from deepinfer.engine.service import Service
 from deepinfer.engine.sharing import caching, decoder_rows, draft_tokens, fingerprint
 from deepinfer.engine.speculative import calibrated
 from deepinfer.engine.tokenizer import TextTokenizer
 from deepinfer.engine.warm import warm_up
 from deepinfer.engine.watchdog import Watchdog
+from deepinfer.engine.workspace import step_bytes
 from deepinfer.model.load import LoadOptions, load_network, resident_bytes
 from deepinfer.model.network import Network
 from deepinfer.runner.dspark import DraftStages
@@ -111,10 +114,11 @@ def build_around(
         device.memory_free(),
         device.memory_bytes,
         weight_bytes=resident_bytes(network.weights),
+        step=partial(step_bytes, network.arch, network.records, network.ops),
     )
     border = Border(network.arch, text, memory.limits.max_model_len, options.max_logprobs)
     limits = with_sharing(memory.limits, network, options, model)
-    core = build_core(network, limits, options, recorder=recorder)
+    core = build_core(network, limits, options, recorder=recorder, spare_bytes=memory.step_bytes)
     seeds = random.Random(options.seed)
     service = Service(border, core, lambda: seeds.getrandbits(64))
     pools = time.monotonic() - started
@@ -186,7 +190,12 @@ def with_sharing(limits: Limits, network: Network, options: EngineOptions, model
 
 
 def build_core(
-    network: Network, limits: Limits, options: EngineOptions, *, recorder: Recorder | None = None
+    network: Network,
+    limits: Limits,
+    options: EngineOptions,
+    *,
+    recorder: Recorder | None = None,
+    spare_bytes: int = 0,
 ) -> EngineCore:
     """Runner and scheduler around a loaded network.
 
@@ -195,6 +204,7 @@ def build_core(
         limits: sizes of pools and tables; the sizes of graphs come from `options`.
         options: `policy`, `async_scheduling`, `step_timeout_s` and what concerns graphs are used.
         recorder: told of every plan and result.
+        spare_bytes: of memory that captured graphs leave free, so that any step runs.
     """
     device = find_device(str(network.device))
     captured = not graph_obstacles(network, device, options)
@@ -210,6 +220,7 @@ def build_core(
         rows,
         pages=limits.num_pages + 1,
         graphs=device.graphs() if captured else None,
+        graph_room=lambda: (device.memory_free() or 0) >= spare_bytes,
         prompt_sizes=options.prompt_sizes() if captured else (),
         snapshots=0 if limits.caching is None else limits.caching.snapshots,
         compact=options.decoder_replay != "mask",

@@ -53,6 +53,10 @@ class Recorder(Protocol):
         """A plan, before it is computed."""
         ...
 
+    def masks(self, number: int, masks: StepMasks) -> None:
+        """Grammar masks of step `number`, behind its plan."""
+        ...
+
     def result(self, result: StepResult, counters: Snapshot, progress: Sequence[Progress]) -> None:
         """A result, after it is booked, and what it meant to requests."""
         ...
@@ -136,7 +140,10 @@ class EngineCore:
             if plan.masked:
                 if before is not None:  # tokens and drafts that the masks depend on
                     news = self._collect(before)
-                self.runner.sample(plan.number, self._masks(plan))
+                masks = self._masks(plan)
+                if self._recorder is not None:
+                    self._recorder.masks(plan.number, masks)
+                self.runner.sample(plan.number, masks)
             else:
                 self.runner.sample(plan.number)
             self.runner.draft(plan.number)

@@ -88,6 +88,7 @@ class LLM:
         self._service = built.service
         self._counter = 0
         self._failure: BaseException | None = None
+        self._delivered: list[RequestOutput] = []  # by the step at hand
         if verbose:
             for line in (*built.memory.lines(), *built.phases):
                 sys.stderr.write(line + "\n")
@@ -113,8 +114,8 @@ class LLM:
 
         Returns:
             One result a prompt, in order; what is wrong with one prompt is in its `error`. If the
-            engine dies, so is that for every prompt which has no result yet; the log has the
-            traceback and the next call raises.
+            engine dies, so is that for every prompt which has no result yet, beside what was
+            generated for it; the log has the traceback and the next call raises.
 
         Raises:
             ValueError: lists of different length.
@@ -267,19 +268,25 @@ class LLM:
                 if len(places) == len(jobs) or not isinstance(error, Exception):
                     raise
                 _LOG.error("the engine died; %d prompts get the error", len(places), exc_info=error)
+                last = (*self._delivered, *self._service.last_words(error))
+                words = {output.request_id: output for output in last if output.finished}
                 for name, place in places.items():
-                    finish(place, died(name, prompt_of(jobs[place]), error))
+                    output = words.get(name) or died(name, prompt_of(jobs[place]), error)
+                    finish(place, output)
         return cast("list[RequestOutput]", results)
 
     def _step(self) -> list[RequestOutput]:
         """Compute one step; whatever goes wrong in it, but an interrupt, ends this engine."""
+        self._delivered = []
         try:
-            return list(self._service.step(unfinished=False))
+            for output in self._service.step(unfinished=False):
+                self._delivered.append(output)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._failure = error
             raise
+        return self._delivered
 
     def score(
         self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True

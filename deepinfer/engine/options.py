@@ -1,6 +1,6 @@
-"""Options of the engine: defaults, checks, and the limits that follow from memory.
+"""Options of the engine: defaults and checks.
 
-Knows nothing of how limits are used.
+Knows nothing of memory.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from deepinfer.arch import PAGE_TOKENS, Arch, PageLayout, Records, SlotLayout
 from deepinfer.config import engine_defaults
 from deepinfer.engine.speculative import Speculative, speculative
 from deepinfer.errors import ConfigError
 from deepinfer.model.engram_table import Placement
 from deepinfer.model.load import LoadFormat
-from deepinfer.scheduler import POLICIES, Limits
+from deepinfer.scheduler import POLICIES
 
-_DEFAULT_CACHE_BYTES = 4 << 30  # where the system does not tell how much memory is free
-_SPARE_SLOTS = 4  # rows that ended and await their last step
 # Rows of captured decoding steps: close together where a row more is a large part of the step.
 _GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 # Prompt tokens of captured steps: a step with so few takes no longer than its launches would.
@@ -149,115 +146,3 @@ def options_from(arguments: Mapping[str, object]) -> EngineOptions:
     if unknown := sorted(set(known) - fields):
         raise ConfigError(f"unknown option(s) {unknown}; known are {sorted(fields)}")
     return EngineOptions(**known)  # pyright: ignore[reportArgumentType] - checked by the class
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """What the state of requests takes.
-
-    Attributes:
-        limits: for the scheduler and the runner; what concerns sharing is not in them yet.
-        page_bytes, slot_bytes: of one page and one slot.
-        total_bytes: of all pages and slots.
-        needed_pages: more would never be used.
-        weight_bytes: of the weights, Engram tables left out.
-        free_bytes: that remain for activations and graphs; None if the system does not tell.
-        workspace_bytes: that a step of `step_tokens` tokens takes beside them, the largest there
-            is; None if it was not measured.
-        graph_bytes: that graphs captured at the start hold.
-    """
-
-    limits: Limits
-    page_bytes: int
-    slot_bytes: int
-    total_bytes: int
-    needed_pages: int
-    weight_bytes: int = 0
-    free_bytes: int | None = None
-    workspace_bytes: int | None = None
-    step_tokens: int = 0
-    graph_bytes: int = 0
-
-    def lines(self) -> list[str]:
-        """For people."""
-        limits = self.limits
-        left = "unknown" if self.free_bytes is None else f"{self.free_bytes / 1e9:.2f} GB"
-        lines = [
-            f"max_model_len {limits.max_model_len}, {limits.max_num_seqs} requests at a time",
-            f"{limits.num_pages} pages of {self.page_bytes:,} B "
-            f"({limits.num_pages * PAGE_TOKENS:,} tokens), "
-            f"{limits.num_slots} slots of {self.slot_bytes:,} B: {self.total_bytes / 1e9:.2f} GB",
-            f"weights {self.weight_bytes / 1e9:.2f} GB, left for activations and graphs {left}",
-        ]
-        if self.workspace_bytes is not None:
-            lines.append(
-                f"measured: workspace of a step of {self.step_tokens:,} tokens "
-                f"{self.workspace_bytes / 1e9:.2f} GB, captured graphs "
-                f"{self.graph_bytes / 1e9:.2f} GB"
-            )
-        return lines
-
-
-def plan_memory(
-    arch: Arch,
-    records: Records,
-    options: EngineOptions,
-    free_bytes: int | None,
-    total: int | None,
-    *,
-    weight_bytes: int = 0,
-) -> MemoryPlan:
-    """Limits that fit the memory.
-
-    Args:
-        arch: the architecture.
-        records: record formats of the numerics.
-        options: what was asked for.
-        free_bytes: memory that can be taken now, None if unknown.
-        total: memory of the device, None for a CPU (then half of what is free is used).
-        weight_bytes: what the weights hold already, for the report.
-
-    Raises:
-        ConfigError: not even one request of `max_model_len` fits, or the limits contradict.
-    """
-    page_bytes = PageLayout.of(arch, records).bytes
-    slot_bytes = SlotLayout.of(arch, records).bytes
-    longest = options.max_model_len or arch.max_position_embeddings
-    if longest > arch.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len {longest}: the model has {arch.max_position_embeddings} positions"
-        )
-    budget = _budget(options, free_bytes, total)
-    slots = options.max_num_seqs + _SPARE_SLOTS
-    for_pages = budget - (slots + 1) * slot_bytes
-    pages = for_pages // page_bytes - 1
-    if options.max_model_len is None:
-        longest = min(longest, max(pages, 0) * PAGE_TOKENS)
-    needed = slots * -(-longest // PAGE_TOKENS)
-    pages = min(pages, needed)
-    if pages < -(-longest // PAGE_TOKENS) or longest < 2:
-        raise ConfigError(
-            f"{budget:,} B of cache memory do not hold one request of {longest} tokens besides "
-            f"{slots} slots of {slot_bytes:,} B; raise kv_cache_memory_bytes, or lower "
-            "max_model_len or max_num_seqs"
-        )
-    limits = Limits(
-        num_pages=pages,
-        num_slots=slots,
-        max_model_len=longest,
-        max_num_batched_tokens=options.max_num_batched_tokens or max(8192, options.max_num_seqs),
-        max_num_seqs=options.max_num_seqs,
-    )
-    held = (pages + 1) * page_bytes + (slots + 1) * slot_bytes
-    left = None if free_bytes is None else free_bytes - held
-    return MemoryPlan(limits, page_bytes, slot_bytes, held, needed, weight_bytes, left)
-
-
-def _budget(options: EngineOptions, free_bytes: int | None, total: int | None) -> int:
-    if options.kv_cache_memory_bytes is not None:
-        return options.kv_cache_memory_bytes
-    if free_bytes is None:
-        return _DEFAULT_CACHE_BYTES
-    if total is None:
-        return free_bytes // 2
-    return max(0, int(free_bytes - total * (1 - options.gpu_memory_utilization)))

@@ -26,7 +26,7 @@ from deepinfer.step import StepResult, TopLogprobs
 
 Entries = Mapping[int, Logprob]
 ENGINE_DIED = "the engine died"
-"""How the error begins that `died` gives; the input itself may be good."""
+"""How the error begins that `death` gives; the input itself may be good."""
 
 
 class Update(NamedTuple):
@@ -186,6 +186,15 @@ class RequestState:
             completion.error = news.error
         return stopped
 
+    def end(self, error: str) -> RequestOutput:
+        """The last result, if nothing more can come: what there is, and why there is no more."""
+        for completion in self._completions:
+            if completion.reason is None:
+                if completion.text is not None:
+                    completion.text.finish()
+                completion.reason, completion.error = "error", error
+        return self.output()
+
     def output(self) -> RequestOutput:
         """The whole state so far."""
         errors = [c.error for c in self._completions if c.error is not None]
@@ -246,6 +255,11 @@ def failed(request_id: str, prompt: object, error: str) -> RequestOutput:
     return RequestOutput(request_id, text, (), (), error=error)
 
 
+def death(error: BaseException) -> str:
+    """What an input hears that the engine did not live to answer."""
+    return f"{ENGINE_DIED}: {type(error).__name__}: {error}"
+
+
 def died(request_id: str, prompt: object, error: BaseException) -> RequestOutput:
-    """The result of an input that the engine did not live to answer."""
-    return failed(request_id, prompt, f"{ENGINE_DIED}: {type(error).__name__}: {error}")
+    """The result of an input that the engine did not live to answer, nor to say what there was."""
+    return failed(request_id, prompt, death(error))

@@ -1,6 +1,7 @@
 """Traces and statistics of a running engine as JSON lines, and replaying a trace.
 
-A trace has plans, digests of results, requests and their answers. Knows nothing of text.
+A trace has plans, grammar masks, digests of results, requests and their answers. Knows nothing of
+text.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any, NamedTuple, TextIO, cast
 import numpy as np
 
 from deepinfer.engine.core import Runner
+from deepinfer.engine.recorded_masks import masks_of, masks_record, of_tokens
 from deepinfer.errors import ConfigError
 from deepinfer.request import Request, SamplingParams
 from deepinfer.scheduler import Progress, Snapshot
-from deepinfer.step import StepPlan, StepResult
+from deepinfer.step import StepMasks, StepPlan, StepResult
 
 _ARRAYS = ("row", "verified", "accepted", "tokens", "flags")
 
@@ -41,16 +43,18 @@ class Answer:
         token_ids: generated ids, an end or stop id included.
         logprobs: of each, as the request asked for them; [] if it did not.
         drafts: for every step that generated for it: its number, drafts verified and accepted.
+        masks: of each token of a constrained request, which ids might come; None = any.
         finish_reason: why it ended, None if the recording ended first.
     """
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     drafts: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    masks: list[str | None] = field(default_factory=list[str | None])
     finish_reason: str | None = None
 
-    def push(self, news: Progress, result: StepResult) -> None:
-        """Take the news of a step."""
+    def push(self, news: Progress, result: StepResult, masks: StepMasks | None) -> None:
+        """Take the news of a step and what its grammars said."""
         self.token_ids += news.token_ids
         self.finish_reason = news.finish_reason
         place, count = news.place, len(news.token_ids)
@@ -58,6 +62,7 @@ class Answer:
             return
         checked, right = int(result.verified[place]), int(result.accepted[place])
         self.drafts.append((result.number, checked, right))
+        self.masks += of_tokens(masks, int(result.row[place]), count)
         if result.logprobs is not None:
             self.logprobs += result.logprobs.chosen[place, :count].tolist()
 
@@ -66,8 +71,8 @@ class FileRecorder:
     """Writes a trace (requests, plans, digests of results, answers) and step statistics.
 
     Args:
-        trace: file of `{"request": ...}`, `{"plan": ...}`, `{"number", "digest"}` and
-            `{"answer": ...}` lines, or None.
+        trace: file of `{"request": ...}`, `{"plan": ...}`, `{"number", "masks"}`, `{"number",
+            "digest"}` and `{"answer": ...}` lines, or None.
         statistics: file of one record a step, or None.
 
     Raises:
@@ -78,6 +83,7 @@ class FileRecorder:
         self._trace = _open(trace)
         self._statistics = _open(statistics)
         self._plans: dict[int, StepPlan] = {}
+        self._masks: dict[int, StepMasks] = {}
         self._requests: dict[str, Request] = {}
         self._answers: dict[str, Answer] = {}
 
@@ -94,14 +100,21 @@ class FileRecorder:
         if self._trace is not None:
             self._trace.write(f'{{"plan": {plan.to_json()}}}\n')
 
+    def masks(self, number: int, masks: StepMasks) -> None:
+        """Write what the grammars of a step allow."""
+        self._masks[number] = masks
+        if self._trace is not None:
+            line = {"number": number, "masks": masks_record(masks)}
+            self._trace.write(json.dumps(line) + "\n")
+
     def result(self, result: StepResult, counters: Snapshot, progress: Sequence[Progress]) -> None:
         """Write what came of it."""
-        plan = self._plans.pop(result.number)
+        plan, masks = self._plans.pop(result.number), self._masks.pop(result.number, None)
         if self._trace is not None:
             line = {"number": result.number, "digest": result_digest(result)}
             self._trace.write(json.dumps(line) + "\n")
             for news in progress:
-                self._answer(news, result, self._trace)
+                self._answer(news, result, masks, self._trace)
             self._trace.flush()
         if self._statistics is not None:
             record = {
@@ -117,9 +130,11 @@ class FileRecorder:
             self._statistics.write(json.dumps(record) + "\n")
             self._statistics.flush()
 
-    def _answer(self, news: Progress, result: StepResult, file: TextIO) -> None:
+    def _answer(
+        self, news: Progress, result: StepResult, masks: StepMasks | None, file: TextIO
+    ) -> None:
         answer = self._answers[news.request_id]
-        answer.push(news, result)
+        answer.push(news, result, masks)
         if news.finish_reason is not None:
             self._write_answer(news.request_id, file)
 
@@ -127,6 +142,8 @@ class FileRecorder:
         request, answer = self._requests.pop(name), self._answers.pop(name)
         if request.params.logprobs is None:
             answer.logprobs = []  # another request asked
+        if not request.constrained:
+            answer.masks = []
         file.write(json.dumps({"answer": {"id": name, **asdict(answer)}}) + "\n")
 
     def close(self) -> None:
@@ -156,7 +173,7 @@ _PLAIN = tuple(
 
 
 def request_record(request: Request) -> dict[str, Any]:
-    """A request as plain data; its constraint is left out, but not that it has one."""
+    """A request as plain data; of its constraint only that it has one: the trace has its masks."""
     params = {name: _plain(getattr(request.params, name)) for name in _PLAIN}
     return {
         "id": request.request_id,
@@ -234,42 +251,52 @@ class Difference(NamedTuple):
     found: str
 
 
-def read_trace(path: Path) -> tuple[list[StepPlan], dict[int, str]]:
-    """Plans in order, and digests of results by step number.
+class Trace(NamedTuple):
+    """Plans in order, digests of results and grammar masks by step number."""
+
+    plans: list[StepPlan]
+    digests: dict[int, str]
+    masks: dict[int, StepMasks]
+
+
+def read_trace(path: Path) -> Trace:
+    """The steps of a trace.
 
     Raises:
         ConfigError: the file cannot be read as a trace.
     """
-    plans: list[StepPlan] = []
-    digests: dict[int, str] = {}
+    trace = Trace([], {}, {})
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             data = json.loads(line)
             if "plan" in data:
-                plans.append(StepPlan.from_json(json.dumps(data["plan"])))
+                trace.plans.append(StepPlan.from_json(json.dumps(data["plan"])))
             elif "digest" in data:
-                digests[data["number"]] = data["digest"]
+                trace.digests[data["number"]] = data["digest"]
+            elif "masks" in data:
+                trace.masks[data["number"]] = masks_of(data["masks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a trace: {error}") from error
-    return plans, digests
+    return trace
 
 
-def replay(
-    plans: list[StepPlan], digests: dict[int, str], runner: Runner
-) -> Iterator[Difference | None]:
+def replay(trace: Trace, runner: Runner) -> Iterator[Difference | None]:
     """Run recorded plans on a fresh runner; yields one entry a step, None if equal.
 
     A step without a recorded result (the run was cut off) counts as equal.
 
     Raises:
-        ConfigError: a step had constrained requests.
+        ConfigError: a step had constrained requests, whose masks older traces do not have.
     """
-    for plan in plans:
-        if plan.masked:
-            raise ConfigError(f"step {plan.number} had grammar masks, which are not in the trace")
+    for plan in trace.plans:
+        masks = trace.masks.get(plan.number)
+        if plan.masked and (masks is None or not masks.covers(plan.masked)):
+            raise ConfigError(
+                f"step {plan.number} had grammar masks, which are not in the trace; record it anew"
+            )
         runner.forward(plan)
-        runner.sample(plan.number)
+        runner.sample(plan.number, masks)
         runner.draft(plan.number)
         found = result_digest(runner.collect(plan.number))
-        recorded = digests.get(plan.number, found)
+        recorded = trace.digests.get(plan.number, found)
         yield None if found == recorded else Difference(plan.number, recorded, found)

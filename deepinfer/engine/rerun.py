@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.record import Recorded
+from deepinfer.engine.recorded_masks import RecordedMatcher, unpacked
 from deepinfer.errors import ConfigError
 from deepinfer.ops.noise import NoiseKey, Purpose, gumbel_noise
 from deepinfer.ops.sample.law import truncate
@@ -84,10 +85,19 @@ class _Run(NamedTuple):
 _names = itertools.count()
 
 
-def _run(core: EngineCore, request: Request, params: SamplingParams) -> _Run:
-    """Serve one request alone."""
-    name = f"re-run {next(_names)}"
-    core.add(replace(request, request_id=name, params=params, arrival=core.clock()))
+def _run(core: EngineCore, recorded: Recorded, params: SamplingParams) -> _Run:
+    """Serve one request alone, with the grammar masks of the record."""
+    name, answer = f"re-run {next(_names)}", recorded.answer
+    words = next((len(unpacked(mask)) for mask in answer.masks if mask is not None), 0)
+    request = replace(
+        recorded.request,
+        request_id=name,
+        params=params,
+        arrival=core.clock(),
+        constrained=words > 0,
+    )
+    matcher = RecordedMatcher(answer.token_ids, answer.masks, words) if words else None
+    core.add(request, matcher, words)
     tokens: list[int] = []
     chosen: list[float] = []
     laws: list[Doubles] = []
@@ -124,8 +134,8 @@ def rerun(core: EngineCore, recorded: Recorded, *, bound: float = BOUND) -> Verd
 
     Args:
         core: idle, of the model of the record; nothing else may run.
-        recorded: request and answer. The choices of a constrained request are not judged, only its
-            log-probabilities: the constraint is not in the record.
+        recorded: request and answer. Of a constrained request without its masks (older traces)
+            only the log-probabilities are judged.
         bound: nats that numerics may make; see `BOUND`.
 
     Raises:
@@ -136,20 +146,21 @@ def rerun(core: EngineCore, recorded: Recorded, *, bound: float = BOUND) -> Verd
     if not tokens:
         raise ConfigError(f"request {request.request_id!r} has no recorded token to compare")
     broken = answer.finish_reason == "error"
-    if recorded.constrained and not answer.logprobs:
+    judged = not recorded.constrained or len(answer.masks) == len(tokens)
+    if not judged and not answer.logprobs:
         raise ConfigError(
-            f"request {request.request_id!r} has a constraint, which is not recorded: only "
-            "log-probabilities could be compared; record with logprobs=0"
+            f"request {request.request_id!r} has a constraint, whose masks are not recorded: only "
+            "log-probabilities could be compared; record it anew, or with logprobs=0"
         )
     params = replace(request.params, logprobs=request.params.logprobs or 0, prompt_logprobs=None)
     free: _Run | None = None
-    if not recorded.constrained:
-        free = _run(core, request, params)
-        if not broken and _same(free, recorded):
+    if judged:
+        free = _run(core, recorded, params)
+        if not broken and _same(free, recorded, judged=True):
             return Verdict("equal", None, 0.0, 0.0, "tokens and log-probabilities are equal")
     forced = replace(params, forced_token_ids=tuple(tokens), max_tokens=len(tokens), min_tokens=0)
-    held = _run(core, request, forced)
-    if recorded.constrained and _same(held, recorded):
+    held = _run(core, recorded, forced)
+    if not judged and _same(held, recorded, judged=False):
         return Verdict("equal", None, 0.0, 0.0, "log-probabilities of the tokens are equal")
     places = _places(core, recorded, free, held)
     verdict = _judge(places, len(tokens), bound)
@@ -159,12 +170,12 @@ def rerun(core: EngineCore, recorded: Recorded, *, bound: float = BOUND) -> Verd
     return verdict
 
 
-def _same(found: _Run, recorded: Recorded) -> bool:
+def _same(found: _Run, recorded: Recorded, *, judged: bool) -> bool:
     answer = recorded.answer
     known = len(answer.token_ids)
     # A stop string, an error or the end of the recording cuts an answer short.
     ended = answer.finish_reason == "stop" and _tokens_end(recorded)
-    complete = (ended or answer.finish_reason == "length") and not recorded.constrained
+    complete = (ended or answer.finish_reason == "length") and judged
     tokens = found.tokens if complete else found.tokens[:known]
     logprobs = found.chosen[:known] if answer.logprobs else []
     return tokens == answer.token_ids and logprobs == answer.logprobs
@@ -180,7 +191,7 @@ def _places(core: EngineCore, recorded: Recorded, free: _Run | None, held: _Run)
     request, answer = recorded.request, recorded.answer
     needed: list[float | None] = [None] * len(held.tokens)
     if free is not None:
-        needed = list(_needed(core, request, answer.token_ids))
+        needed = list(_needed(core, recorded))
     equal = True
     places: list[Place] = []
     for position, token in enumerate(answer.token_ids[: len(held.tokens)]):
@@ -196,8 +207,9 @@ def _places(core: EngineCore, recorded: Recorded, free: _Run | None, held: _Run)
     return places
 
 
-def _needed(core: EngineCore, request: Request, tokens: list[int]) -> list[float]:
+def _needed(core: EngineCore, recorded: Recorded) -> list[float]:
     """How much must change for each choice: `Place.needed`."""
+    request, tokens = recorded.request, recorded.answer.token_ids
     params = request.params
     soft = replace(
         params,
@@ -212,7 +224,7 @@ def _needed(core: EngineCore, request: Request, tokens: list[int]) -> list[float
         min_tokens=min(params.min_tokens, len(tokens)),
         prompt_logprobs=None,
     )
-    run = _run(core, request, soft)
+    run = _run(core, recorded, soft)
     first = len(request.prompt_token_ids)
     return [
         needed_change(law, token, request, first + i)

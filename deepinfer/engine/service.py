@@ -16,7 +16,15 @@ from deepinfer.engine.border import Border, Prompt
 from deepinfer.engine.constrained import Bound, Demand, Grammars, bind, governed
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.detokenize import TokenBytes
-from deepinfer.engine.outputs import Entries, RequestState, logprob_entries, step_entries
+from deepinfer.engine.outputs import (
+    ENGINE_DIED,
+    Entries,
+    RequestState,
+    death,
+    died,
+    logprob_entries,
+    step_entries,
+)
 from deepinfer.errors import RequestError
 from deepinfer.grammar import Constraint, Grammar
 from deepinfer.request import Request, RequestOutput, SamplingParams
@@ -287,6 +295,22 @@ class Service:
                 running.state.judge(index, text, _opinion(check) or None)
             del self._checking[request_id], self._running[request_id]
             yield running.state.output()
+
+    def last_words(self, error: BaseException) -> Iterator[RequestOutput]:
+        """The last result of every request, after `error` ended a step; no other step may follow.
+
+        What was generated before stays: it came from steps that ended well.
+        """
+        yield from self._ended
+        for request_id, running in self._running.items():
+            for index, (text, check) in running.checks.items():
+                said = _opinion(check) if check.done() else f"not checked: {ENGINE_DIED}"
+                running.state.judge(index, text, said or None)
+            try:
+                yield running.state.end(death(error))
+            except Exception:  # noqa: BLE001 - what ended the engine may have hit this request
+                yield died(request_id, running.state.prompt, error)
+        self._running.clear()
 
     def close(self) -> None:
         """End threads and processes; nothing may follow."""

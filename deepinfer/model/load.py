@@ -5,9 +5,12 @@ Knows nothing of requests.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +29,10 @@ from deepinfer.model.numerics import numerics as numeric_mode
 from deepinfer.model.operations import Operations
 from deepinfer.model.source import TensorSource
 from deepinfer.model.weights import WeightLoader
+from deepinfer.ops.experts.packing import Rounded
 from deepinfer.ops.registry import Bound
+
+_LOG = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 
@@ -59,6 +65,8 @@ def load_network(
 ) -> Network:
     """Load the text network and, if the checkpoint has them, the draft stages.
 
+    Weights that a packing had to round are counted in a warning.
+
     Args:
         directory: holds `config.json`, `tokenizer.json` and, unless dummy, the shards.
         device: where weights and computation go.
@@ -68,7 +76,8 @@ def load_network(
     Raises:
         ConfigError: the configuration cannot be used.
         CheckpointError: the files are incomplete or damaged.
-        NoImplementation: a wish in `options.ops` cannot be met.
+        NoImplementation: a wish in `options.ops` cannot be met, or an implementation cannot hold
+            the weights.
     """
     arch = load_arch(directory)
     mode = numeric_mode(options.numerics)
@@ -77,6 +86,15 @@ def load_network(
     source = _source(directory, arch, options)
     packing = ops if options.packed is None else _timed(ops, device, options.packed)
     weights = WeightLoader(source, arch, packing, mode, device, options.engram).load()
+    if (rounded := rounded_groups(weights)).groups:
+        _LOG.warning(
+            "experts: %s of %s groups of FP4 weights rounded: their scale is more than 2^11 below "
+            "the largest of their row; at most by 2^%.1f of that row's largest weight. "
+            "For exact weights name another implementation of experts (`deepinfer ops`).",
+            f"{rounded.groups:,}",
+            f"{rounded.of:,}",
+            math.log2(rounded.error),
+        )
     return Network(arch, mode, ops, weights, engram_map)
 
 
@@ -103,13 +121,25 @@ def resident_bytes(weights: object) -> int:
 
     Engram tables count nothing: they may live elsewhere.
     """
-    if isinstance(weights, torch.Tensor):
-        return weights.nbytes
+    return sum(leaf.nbytes for leaf in _leaves(weights) if isinstance(leaf, torch.Tensor))
+
+
+def rounded_groups(weights: object) -> Rounded:
+    """What packing changed in a tree as above."""
+    found = (leaf for leaf in _leaves(weights) if isinstance(leaf, Rounded))
+    return reduce(Rounded.and_also, found, Rounded(0, 0, 0.0))
+
+
+def _leaves(weights: object) -> Iterator[object]:
+    """What is neither dataclass nor tuple; a `Rounded` is whole."""
     if is_dataclass(weights):
-        return sum(resident_bytes(getattr(weights, item.name)) for item in fields(weights))
-    if isinstance(weights, tuple):
-        return sum(resident_bytes(item) for item in weights)
-    return 0
+        for item in fields(weights):
+            yield from _leaves(getattr(weights, item.name))
+    elif isinstance(weights, tuple) and not isinstance(weights, Rounded):
+        for item in weights:
+            yield from _leaves(item)
+    else:
+        yield weights
 
 
 def _source(directory: Path, arch: Arch, options: LoadOptions) -> TensorSource:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,11 +28,16 @@ from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.language import target_info
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-TARGETS = (90, 100)  # compute capabilities times ten
+TARGETS = (90, 100, 103)  # compute capabilities times ten
+_LAYOUTS_ONLY = ("mhc_boundary.triton_split.split",)  # Gluon without an instruction of one GPU
+_UNITS = re.compile(r"\b(?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)\b")
+_FROM_REGISTERS = re.compile(r"warp_group_dot .*isAsync = true.*: tensor<[^>]*#ttg\.dot_op")
+_WAIT = re.compile(r"warp_group_dot_wait .*pendings = (\d+)")
 _TYPES = {
     torch.uint8: "*u8",
     torch.int16: "*i16",
@@ -62,8 +68,8 @@ class Variant:
 
     @property
     def only_hopper(self) -> bool:
-        """Gluon kernels are written with instructions that only SM90 has (wgmma)."""
-        return bool(self.kernel.is_gluon())
+        """Gluon kernels are written with instructions that only SM90 has (wgmma), but for some."""
+        return bool(self.kernel.is_gluon()) and self.name not in _LAYOUTS_ONLY
 
     def describe(self) -> str:
         """Constants and options in words."""
@@ -73,7 +79,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler said; `error` is empty if all went well."""
+    """What the compiler said; `error` is empty if all went well.
+
+    `units` are the kinds of instructions of the matrix unit, as the assembler names them.
+    `unawaited`: products with an operand in registers that a loop starts and does not wait for
+    before its next step, which may change these registers. Triton 3.6 makes such loops.
+    """
 
     variant: Variant
     target: int
@@ -81,6 +92,8 @@ class Compiled:
     stack: int = 0
     shared: int = 0
     error: str = ""
+    units: frozenset[str] = frozenset()
+    unawaited: int = 0
 
 
 def _variant(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Variant:
@@ -131,23 +144,55 @@ def recorded() -> Iterator[list[Variant]]:
         listed.extend(found)
 
 
+@contextmanager
+def _asked_for(target: GPUTarget) -> Iterator[None]:
+    """Within it kernels that ask for the device at hand are told this one."""
+    real = target_info.driver
+    told = SimpleNamespace(get_current_target=lambda: target)
+    target_info.driver = SimpleNamespace(active=told)
+    try:
+        yield
+    finally:
+        target_info.driver = real
+
+
 def compile_for(variant: Variant, target: int) -> Compiled:
-    """Compile one variant for one compute capability (90 or 100)."""
+    """Compile one variant for one compute capability, one of `TARGETS`."""
     source = GluonASTSource if variant.kernel.is_gluon() else ASTSource
     names = [name for name, _ in variant.signature]
     constants = {(names.index(name),): value for name, value in variant.constants}
     attributes = {(number,): [["tt.divisibility", 16]] for number in variant.aligned}
+    gpu = GPUTarget("cuda", target, 32)
     try:
-        with redirect_stdout(StringIO()):  # a failing assembler prints its whole input
+        # A failing assembler prints its whole input.
+        with redirect_stdout(StringIO()), _asked_for(gpu):
             built = triton.compile(
                 source(variant.kernel, dict(variant.signature), constants, attributes),
-                target=GPUTarget("cuda", target, 32),
+                target=gpu,
                 options=dict(variant.options),
             )
     except (CompilationError, PTXASError, OutOfResources, RuntimeError) as error:
         return Compiled(variant, target, error=_short(error))
     registers, stack = _resources(built.asm["cubin"])
-    return Compiled(variant, target, registers, stack, built.metadata.shared)
+    units = frozenset(_UNITS.findall(built.asm["ptx"]))
+    unawaited = 0 if variant.kernel.is_gluon() else _unawaited(built.asm["ttgir"])
+    return Compiled(
+        variant, target, registers, stack, built.metadata.shared, units=units, unawaited=unawaited
+    )
+
+
+def _unawaited(text: str) -> int:
+    """See `Compiled`; of the compiler's text for the GPU."""
+    started = found = 0
+    for line in text.splitlines():
+        if _FROM_REGISTERS.search(line):
+            started += 1
+        elif wait := _WAIT.search(line):
+            started = min(started, int(wait[1]))
+        elif "scf.for" in line or "scf.yield" in line:
+            found += started if "scf.yield" in line else 0
+            started = 0
+    return found
 
 
 def _short(error: Exception) -> str:

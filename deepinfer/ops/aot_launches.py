@@ -270,7 +270,7 @@ def _rows(count: int) -> dict[str, Callable[[], object]]:
 
 
 def _drafts(requests: int) -> dict[str, Callable[[], object]]:
-    """Attention of draft blocks and the Markov loop over all their places."""
+    """Attention and experts of draft blocks and the Markov loop over all their places."""
     by, rows = Rotation(*[_fp32(requests * BLOCK, ROPE // 2)] * 2), _longs(requests)
     weights = MarkovWeights(_bf16(VOCAB, MARKOV), _bf16(VOCAB, MARKOV), _bf16(1, HIDDEN + MARKOV))
     state = replace(SamplerTable(4, "meta").state, uses=Uses(noise=True))
@@ -292,6 +292,11 @@ def _drafts(requests: int) -> dict[str, Callable[[], object]]:
         "first rows of blocks": partial(
             triton_leading.leading_rows,
             (_bf16(requests * BLOCK, 4, HIDDEN), _fp32(requests * BLOCK, 4)), block=BLOCK, count=3,
+        ),
+        "experts of blocks": partial(
+            experts.experts, _pair(requests * BLOCK, HIDDEN),
+            torch.empty((requests * BLOCK, 3), dtype=torch.int64, device="meta"),
+            _fp32(requests * BLOCK, 3), _experts(3), limit=LIMIT,
         ),
         "drafts": draft,
         "drafts drawn": partial(draft, Drawing(state, rows, rows, Purpose.TARGET, None)),

@@ -27,7 +27,7 @@ def _as_is(weights: Any) -> Any:
     return weights
 
 
-def _no_workspace(**_limits: int) -> int:
+def _no_workspace(**_sizes: Any) -> int:
     return 0
 
 
@@ -40,7 +40,9 @@ class Implementation:
         run: same parameters as the reference.
         refuses: called with the static facts; None if it serves, else the reason why not.
         pack: turns stored weights into the form that `run` wants, once at load.
-        workspace: bytes of scratch memory for given limits.
+        workspace: called with `arch` (an `Arch`), `tokens` of a step and `longest`, tokens of its
+            longest request; the most bytes of scratch memory of a call beside what it returns, if
+            that is much or does not grow with the tokens.
         batch_invariant: a row's bits do not depend on the other rows.
         graph_safe: no host synchronisation; what it enqueues depends on nothing but input shapes
             and, of a `Batch`, its host fields.
@@ -70,8 +72,18 @@ class Bound:
         return self.implementation.run(*args, **kwargs)
 
     def pack(self, weights: Any) -> Any:
-        """Stored weights in the form that the implementation wants."""
-        return self.implementation.pack(weights)
+        """Stored weights in the form that the implementation wants.
+
+        Raises:
+            NoImplementation: it cannot hold these weights; another one may.
+        """
+        try:
+            return self.implementation.pack(weights)
+        except ValueError as error:
+            raise NoImplementation(
+                f"{self.op}: {self.implementation.name} cannot hold these weights ({error}); "
+                f"name another implementation, such as --op {self.op}={REFERENCE}"
+            ) from error
 
 
 @dataclass
@@ -143,7 +155,15 @@ class Op:
 
 
 def lazy(
-    op: Op, name: str, *, needs: str, run: str, refuses: str, pack: str, order_class: str
+    op: Op,
+    name: str,
+    *,
+    needs: str,
+    run: str,
+    refuses: str,
+    pack: str,
+    order_class: str,
+    workspace: Callable[..., int] = _no_workspace,
 ) -> Implementation:
     """An implementation whose module is imported when it is first used, as its library is optional.
 
@@ -157,6 +177,7 @@ def lazy(
         refuses: "module:function", called with the static facts.
         pack: "module:function", called with stored weights.
         order_class: see `Implementation`.
+        workspace: see `Implementation`.
     """
 
     def load(path: str) -> Callable[..., Any]:
@@ -177,6 +198,7 @@ def lazy(
         run_later,
         refuses=refuses_later,
         pack=lambda weights: load(pack)(weights),
+        workspace=workspace,
         batch_invariant=True,
         graph_safe=True,
         order_class=order_class,

@@ -7,6 +7,7 @@ few prompt tokens to one of some sizes. Knows nothing of what is captured.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from deepinfer.device import Graph, Graphs
 from deepinfer.step import StepPlan
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 _PROMPT_SHAPES = 128  # most shapes with prompts that are captured; later ones run directly
 _READ = ("prefill", "emit", "save")  # parts of a step's upload that its forward pass reads
 
@@ -127,25 +129,30 @@ class _Capture:
 
 @dataclass
 class CaptureReport:
-    """How many graphs there are, seconds that capturing took, replays so far."""
+    """How many graphs there are, seconds that capturing took, replays so far; whether the memory
+    for graphs was used up."""
 
     graphs: int = 0
     seconds: float = 0.0
     replays: int = 0
+    full: bool = False
 
 
 class Captures:
     """Runs work directly when a key is new, captures it when the key comes again, then replays.
 
-    The first run warms up what must not happen during a capture (compilation, libraries).
+    The first run warms up what must not happen during a capture (compilation, libraries). Each
+    graph keeps the memory of its results, so there are only as many as have room.
 
     Args:
         graphs: of the device.
+        room: whether another graph may take memory; once it says no, nothing more is captured.
     """
 
-    def __init__(self, graphs: Graphs):
+    def __init__(self, graphs: Graphs, room: Callable[[], bool] = lambda: True):
         self.report = CaptureReport()
         self._graphs = graphs
+        self._room = room
         self._seen: set[Hashable] = set()
         self._captured: dict[Hashable, _Capture] = {}
 
@@ -160,6 +167,8 @@ class Captures:
             return compute()
         found = self._captured.get(key)
         if found is None:
+            if self._is_full():
+                return compute()
             started = time.perf_counter()
             found = self._captured[key] = _Capture(*self._graphs.capture(compute))
             self.report.graphs += 1
@@ -167,3 +176,13 @@ class Captures:
         self.report.replays += 1
         found.graph.replay()
         return cast("T", found.outputs)
+
+    def _is_full(self) -> bool:
+        if not self.report.full and not self._room():
+            self.report.full = True
+            _LOG.warning(
+                "no memory for more than %d captured graphs; steps of other sizes run directly, "
+                "more slowly. Lower max_num_seqs, max_model_len or gpu_memory_utilization",
+                self.report.graphs,
+            )
+        return self.report.full

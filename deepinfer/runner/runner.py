@@ -33,7 +33,8 @@ from deepinfer.runner.windows import Fresh, WindowPool, fresh_snapshots
 from deepinfer.step import Admit, Prefill, StepMasks, StepPlan, StepResult
 
 T = TypeVar("T")
-_LOGIT_ROWS = 256  # prompt rows whose logits are held at once for log-probabilities
+_SCORED = 1 << 24  # logits of prompt rows that are held at once for log-probabilities,
+_SCORED_ROWS = 256  # of at most so many rows
 
 
 class Proposal(NamedTuple):
@@ -89,6 +90,7 @@ class TorchRunner:
         pages: pages of the pool, the reserved page 0 included.
         proposer: drafts for speculation; None proposes nothing.
         graphs: where decoding steps are captured; None runs every step directly.
+        graph_room: whether another graph may take memory; None = always.
         prompt_sizes: numbers of prompt tokens, ascending, up to which steps with prompts are
             captured too, padded to one of them; such steps are bound by launches.
         snapshots: places for window snapshots on the host.
@@ -109,6 +111,7 @@ class TorchRunner:
         pages: int,
         proposer: Proposer | None = None,
         graphs: Graphs | None = None,
+        graph_room: Callable[[], bool] | None = None,
         prompt_sizes: Sequence[int] = (),
         snapshots: int = 0,
         compact: bool = True,
@@ -128,7 +131,7 @@ class TorchRunner:
         self._sampler = SamplerTable(limits.rows, self.device)
         self._proposer = proposer
         self._compact = compact
-        self._captures = None if graphs is None else Captures(graphs)
+        self._captures = None if graphs is None else Captures(graphs, graph_room or (lambda: True))
         self._prompt_sizes = tuple(prompt_sizes)
         self._inputs = Inputs()
         self._verification = Verification(
@@ -381,8 +384,9 @@ class TorchRunner:
     def _score(self, row: int, start: int, hidden: Tensor, wanted: int) -> RowLogprobs:
         targets = self.rows.tokens[row, start + 1 : start + 1 + len(hidden)]
         parts: list[RowLogprobs] = []
-        for low in range(0, len(hidden), _LOGIT_ROWS):
-            part = slice(low, low + _LOGIT_ROWS)
+        step = min(_SCORED_ROWS, max(1, _SCORED // self.network.arch.vocab_size))
+        for low in range(0, len(hidden), step):
+            part = slice(low, low + step)
             values = raw_logprobs(self.network.logits(hidden[part]))
             parts.append(top_logprobs(values, targets[part], wanted))
         return RowLogprobs(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

@@ -36,7 +36,10 @@ def test_the_shared_text_is_a_hit_and_what_is_behind_it_is_not(network, capsys, 
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ({"length": 100, "uncached": 100}, "uncached 100: use 1 to 99"),
+        (
+            {"length": 100, "uncached": 100},
+            "uncached 100: use 1 or more, less than the length, 100",
+        ),
         ({"output": 0}, "output 0"),
         ({"drafts": -1}, "drafts -1"),
     ],

@@ -137,12 +137,12 @@ def test_a_trace_replays_to_the_same_steps(model, tmp_path):
     engine = LLM(model, recorder=recorder, **tight)
     engine.generate(["a b c d", "e", "f g"], SamplingParams(max_tokens=3, seed=1), use_tqdm=False)
     recorder.close()
-    plans, digests = read_trace(trace)
-    assert len(plans) == len(digests) == len(statistics.read_text().splitlines())
+    steps = read_trace(trace)
+    assert len(steps.plans) == len(steps.digests) == len(statistics.read_text().splitlines())
     fresh = LLM(model, **tight)
-    assert set(replay(plans, digests, fresh.runner)) == {None}
+    assert set(replay(steps, fresh.runner)) == {None}
     other = LLM(model, load_format="dummy", **tight)
-    assert set(replay(plans, digests, other.runner)) != {None}
+    assert set(replay(steps, other.runner)) != {None}
 
 
 @pytest.mark.parametrize(

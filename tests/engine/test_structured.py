@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import re
+from concurrent.futures import Future
 
 import jsonschema
 import pytest
@@ -290,6 +291,29 @@ def test_a_second_reader_that_disagrees_is_told():
     (output,) = run(engine, [("a", params("choice"))])
     assert output.error is None
     assert output.outputs[0].violation == "at /a: wrong"
+
+
+def test_last_words_of_a_dead_engine_have_what_was_generated_and_what_was_not_checked():
+    engine, compiler = service()
+    compiler.check = lambda constraint, text: Future()  # nobody ever answers
+    engine.add("done", "c", params("choice", temperature=0))
+    engine.add("open", "free", params(max_tokens=150, temperature=0, ignore_eos=True))
+    while "done" not in engine._checking:
+        list(engine.step())
+    compiler.held = []
+    engine.add("compiling", "ab", params("regex"))
+    list(engine.step())
+    done, unfinished, compiling = engine.last_words(RuntimeError("gone"))
+    assert (done.error, done.outputs[0].finish_reason) == (None, "stop")
+    assert done.outputs[0].text in ("yes", "no", "not at all")
+    assert done.outputs[0].violation == "not checked: the engine died"
+    for output in (unfinished, compiling):
+        assert output.finished
+        assert output.error == "the engine died: RuntimeError: gone"
+        assert output.outputs[0].finish_reason == "error"
+    assert len(unfinished.outputs[0].token_ids) > 0
+    assert compiling.outputs[0].token_ids == ()
+    engine.core.close()
 
 
 def test_a_demand_beside_the_sampling_values_is_one_too_many():

@@ -160,6 +160,18 @@ def test_health_and_the_log_name_a_step_that_hangs_and_the_engine_goes_on(caplog
     engine.close()
 
 
+def cut_short(output, whole):
+    """How many tokens an answer has that an engine's death ended: the first ones of the whole."""
+    assert output.prompt_token_ids == whole.prompt_token_ids
+    (part,), (all_of_it,) = output.outputs, whole.outputs
+    assert part.finish_reason == "error"
+    assert part.token_ids == all_of_it.token_ids[: len(part.token_ids)]
+    assert len(part.token_ids) < len(all_of_it.token_ids)
+    assert part.text == "" or all_of_it.text.startswith(part.text.rstrip("\ufffd"))
+    assert part.seed == all_of_it.seed
+    return len(part.token_ids)
+
+
 def test_a_device_that_dies_amid_twenty_requests_leaves_no_stream_without_an_answer(caplog):
     prompts = some_prompts(20)
     params = [values(2 + i % 7) for i in range(20)]
@@ -182,12 +194,15 @@ def test_a_device_that_dies_amid_twenty_requests_leaves_no_stream_without_an_ans
         outputs = asyncio.run(asyncio.wait_for(main(), 60))
     good = [i for i, output in enumerate(outputs) if output.error is None]
     assert 0 < len(good) < 20
+    partly = []
     for i, output in enumerate(outputs):
         assert output.finished
         if i in good:
             assert output.outputs[0].token_ids == expected[i].outputs[0].token_ids
         else:
             assert output.error == "the engine died: Killed: the device is gone"
+            partly.append(cut_short(output, expected[i]))
+    assert any(partly)
     health = engine.health()
     assert (health.state, health.requests) == ("dead", 0)
     assert health.error == "Killed: the device is gone"
@@ -218,6 +233,7 @@ def test_a_batch_keeps_what_was_finished_when_the_engine_dies(model, caplog):
     with caplog.at_level(logging.ERROR):
         outputs = engine.generate(prompts, params, use_tqdm=False, on_output=tell)
     assert told == dict(enumerate(outputs))
+    partly = []
     good = [i for i, output in enumerate(outputs) if output.error is None]
     assert 0 < len(good) < 20
     for i, output in enumerate(outputs):
@@ -226,6 +242,8 @@ def test_a_batch_keeps_what_was_finished_when_the_engine_dies(model, caplog):
             assert output.outputs == expected[i].outputs
         else:
             assert output.error == "the engine died: Killed: the device is gone"
+            partly.append(cut_short(output, expected[i]))
+    assert any(partly)
     (record,) = caplog.records
     assert record.exc_info
     with pytest.raises(DeepinferError, match="ended with Killed"):

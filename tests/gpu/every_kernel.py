@@ -1,9 +1,9 @@
 """Calls every Triton implementation at the sizes of the release with few tokens, once each.
 
 A program for tools that watch a process. `python -m tests.gpu.every_kernel SHARE/SHARES [STEP...]`
-calls operations, or some of them: NAME,NAME instead of a share. `... engine` and `... graphs` serve
-two requests with drafts by a small engine, directly and in captured steps. It knows no expected
-values; it says what it ran.
+calls operations, or some of them: NAME,NAME:IMPLEMENTATION instead of a share. `... engine` and
+`... graphs` serve two requests with drafts by a small engine, directly and in captured steps. It
+knows no expected values; it says what it ran.
 """
 
 import importlib
@@ -104,15 +104,16 @@ def calls(
     arch: Arch, device: torch.device, device_arch: str, names: list[str], step: str
 ) -> Iterator[Call]:
     """Every call of some operations in one step, made one after another to save memory."""
-    for name in names:
-        run = bound(arch, name, device_arch)
+    for asked in names:
+        name, _, wish = asked.partition(":")
+        run = bound(arch, name, device_arch, wish)
         if run is None:
             continue
         maker = importlib.import_module(f"deepinfer.ops.{name}.cases").case
         for way in WAYS.get(name, [{}]):
             make = Maker(arch, device=device, seed=1)
             case = packed(run, maker(make, make.batch(STEPS[step]), **way))
-            described = f"{name} {step} {way or ''}".strip()
+            described = f"{asked} {step} {way or ''}".strip()
             yield Call(described, run, case)
             if name == "sample":  # as engines ask: no laws, and masks now and then
                 yield Call(f"{described} plain", run, {**case, "keep_law": False})
@@ -132,9 +133,11 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def chosen(asked: str) -> list[str]:
-    """Operations by names, or a share of all that have a Triton implementation."""
+    """Operations by names, or a share of all Triton implementations for this and other devices."""
     share, slash, shares = asked.partition("/")
-    names = [n for n, op in ALL.items() if any(i.name == "triton" for i in op.implementations)]
+    having = {n: {i.name for i in op.implementations} for n, op in ALL.items()}
+    names = [n for n, found in having.items() if "triton" in found]
+    names += [f"{n}:portable" for n, found in having.items() if "portable" in found]
     return names[int(share) :: int(shares)] if slash else asked.split(",")
 
 

@@ -107,7 +107,7 @@ def test_scales_of_any_size_are_decoded_as_in_the_reference(gpu, size):
 def test_the_shapes_of_programs_change_no_bits(gpu, ratio, monkeypatch):
     case = given(gpu, LIKE_THE_RELEASE, ratio)
     wanted = split.tiled(**case, tiles=split.choose(len(case["q"])))
-    monkeypatch.setattr(split, "_TOKENS", 100)  # of 211
+    monkeypatch.setattr(split, "TOKENS", 100)  # of 211
     for tiles in (
         split.Tiles(64, 2, 64, 4, 2),
         split.Tiles(256, 1, 256, 8, 1),

@@ -39,7 +39,7 @@ def moved(x: Quantised, width: int) -> tuple[Tensor, Tensor]:
 def product(x: Quantised, weight: Fp4Weight, width: int, tokens: int, warps: int) -> Tensor:
     """x W^T in bf16 by the second or third kernel, all rows in tiles of one expert."""
     codes, sizes = moved(x, width)
-    packed = PackedMatrix(*(t[None] for t in pack_matrix(*weight)))
+    packed = PackedMatrix(*(t[None] for t in pack_matrix(*weight)[0]))
     rows, columns = codes.shape
     out, device = packed.base.shape[1], codes.device
     first = torch.arange(0, rows, tokens, dtype=torch.int32, device=device)
@@ -47,7 +47,7 @@ def product(x: Quantised, weight: Fp4Weight, width: int, tokens: int, warps: int
     found = torch.full((rows, out), torch.nan, dtype=torch.bfloat16, device=device)
     kernels._multiply[(out // 128, len(first))](
         codes.view(torch.float8_e4m3fn), sizes.T.contiguous(), rows, *packed, first, expert, first,
-        taken, sizes, found, sizes, rows, 10.0, columns, out, 0, 128, tokens, 16, 4, 3, False,
+        taken, sizes, found, sizes, rows, 10.0, columns, out, 0, 128, tokens, 16, 4, 3,
         width, num_warps=warps,
     )  # fmt: skip
     return found
@@ -114,7 +114,7 @@ def test_the_first_kernel_moves_codes_to_the_largest_of_four_scales(gpu):
     values[3], values[4, 64:] = 0, 1e9
     x = quantise_fp8(values.to(torch.bfloat16))
     ids, _ = cases.routing(70, 6, 6, gpu.device)
-    made = kernels.sort(x, ids, 6, 64, own=False, overlap=False)
+    made = kernels.sort(x, ids, 6, 64, overlap=False)
     codes, sizes = moved(x, 128)
     assert torch.equal(made.codes.view(torch.uint8), codes)
     assert torch.equal(made.sizes, sizes.T)
@@ -126,14 +126,14 @@ def test_the_middle_takes_the_reference_codes_or_their_neighbours(gpu, tokens, w
     weights = cases.expert_weights(6, hidden, inner, gpu.device)
     x = cases.activations(tokens, hidden, gpu.device)
     ids, share = cases.routing(tokens, 6, 6, gpu.device)
-    made, packed = kernels.sort(x, ids, 6, width, own=False, overlap=False), pack(weights)
+    made, packed = kernels.sort(x, ids, 6, width, overlap=False), pack(weights)
     entries = ids.numel()
     codes = torch.full((entries, inner), 127, dtype=torch.uint8, device=gpu.device)  # NaN
     sizes = torch.full((inner // 64, entries), torch.nan, device=gpu.device)
     kernels._multiply[(2 * inner // 128, made.table.shape[1])](
         made.codes, made.sizes, tokens, *packed.w13, made.order, *made.table, share,
         codes.view(torch.float8_e4m3fn), sizes, entries, limit, hidden, 2 * inner, 6, 128, width,
-        16, 4, 3, False, 128, num_warps=warps,
+        16, 4, 3, 128, num_warps=warps,
     )  # fmt: skip
     found = decode_e4m3(codes) * sizes.T.repeat_interleave(64, 1)
     order = made.order.long()

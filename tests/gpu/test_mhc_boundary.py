@@ -95,6 +95,7 @@ def test_plans_change_no_bits(gpu):
     for plan in (
         usual._replace(few=200),
         usual._replace(few=200, narrow=200),
+        usual._replace(few=200, eight=200),
         usual._replace(few=0),
         usual._replace(few=0, split_tokens=1),
         usual._replace(few=0, split_tokens=2, split_warps=2),

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from deepinfer.bench import cases
@@ -70,22 +72,81 @@ def exact(weight: Fp4Weight) -> Tensor:
     return plain.double() * size.repeat_interleave(32, -1)
 
 
-def test_only_scales_of_groups_that_are_not_zero_are_bound_to_a_range():
-    weights = cases.expert_weights(2, 256, 128, CPU)
-    assert isinstance(weights.w13, Fp4Weight)
-    assert isinstance(weights.w2, Fp4Weight)
-    codes, scale = weights.w2.codes.clone(), weights.w2.scale.clone()
-    scale[1, 7, 2] = 200
-    with pytest.raises(ValueError, match=r"row 7 differ by 2\^\d+, more than 2\^11; use reference"):
-        pack(ExpertWeights(weights.w13, Fp4Weight(codes, scale)))
+def changed(codes: Tensor, scale: Tensor) -> ExpertWeights:
+    """Two experts with another second matrix."""
+    return cases.expert_weights(2, 256, 128, CPU)._replace(w2=Fp4Weight(codes, scale))
+
+
+def second_matrix() -> tuple[Tensor, Tensor]:
+    weight = cases.expert_weights(2, 256, 128, CPU).w2
+    assert isinstance(weight, Fp4Weight)
+    return weight.codes.clone(), weight.scale.clone()
+
+
+def test_groups_of_zeros_have_no_scale():
+    codes, scale = second_matrix()
+    scale[1, 7, 2] = 255
     codes[1, 7, 32:48] = 0x80  # zeros of both signs
-    packed = pack(ExpertWeights(weights.w13, Fp4Weight(codes, scale)))
+    packed = pack(changed(codes, scale))
+    scale[1, 7, 2] = 127
     wanted = exact(Fp4Weight(codes[1], scale[1]))
     torch.testing.assert_close(decoded(packed.w2, 1), wanted, rtol=0, atol=0)
+    assert packed.rounded == (0, 2 * (256 * 8 + 256 * 4), 0.0)
     codes[1, 7] = 0
-    assert (decoded(pack(ExpertWeights(weights.w13, Fp4Weight(codes, scale))).w2, 1)[7] == 0).all()
-    with pytest.raises(ValueError, match="250 is above 249"):
-        pack(ExpertWeights(weights.w13, Fp4Weight(codes, torch.full_like(scale, 250))))
+    assert (decoded(pack(changed(codes, scale)).w2, 1)[7] == 0).all()
+
+
+@pytest.mark.parametrize(("byte", "says"), [(250, "250 is above 249"), (255, "255 is no number")])
+def test_scales_that_no_kernel_can_hold_are_refused(byte, says):
+    codes, scale = second_matrix()
+    with pytest.raises(ValueError, match=says):
+        pack(changed(codes, torch.full_like(scale, byte)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_weights_far_below_the_largest_of_their_row_are_rounded_within_a_bound(data):
+    torch.manual_seed(data.draw(st.integers(0, 10**6)))
+    widest = data.draw(st.integers(1, 40))
+    codes, _ = second_matrix()
+    codes &= data.draw(st.sampled_from([0xFF, 0x99, 0xBB, 0x88]))  # also small codes, and zeros
+    codes[:, ::3] &= 0x8F  # every other weight zero
+    scale = 60 + torch.randint(0, widest + 1, (2, 256, 4), dtype=torch.uint8)
+    packed = pack(changed(codes, scale))
+    groups, largest_error = 0, 0.0
+    for expert in range(2):
+        stored = exact(Fp4Weight(codes[expert], scale[expert]))
+        found = decoded(packed.w2, expert)
+        away, largest = (found - stored).abs(), stored.abs().amax(1, keepdim=True)
+        assert (away <= 2.0**-12 * largest).all()
+        size = stored.abs().unflatten(1, (4, 32)).amax(2) > 0
+        byte = torch.where(size, scale[expert].int(), -1)
+        near = (byte >= byte.amax(1, keepdim=True) - 11).repeat_interleave(32, 1)
+        assert (away[near] == 0).all(), "groups near the largest scale keep their bits"
+        kept = found.abs() <= stored.abs() + 2.0**-12 * largest
+        assert bool(kept.all() and (found * stored >= 0).all())
+        groups += int((away.unflatten(1, (4, 32)).amax(2) > 0).sum())
+        largest_error = max(largest_error, float((away / largest.clamp(min=1e-300)).max()))
+    assert packed.rounded.groups == groups
+    assert packed.rounded.error == pytest.approx(largest_error, rel=1e-6)
+    assert groups == 0 or widest > 11
+
+
+def test_a_rounded_weight_is_the_nearest_one_of_the_base_scale():
+    codes = torch.zeros((2, 256, 64), dtype=torch.uint8)
+    codes[0, 0, 0] = 2  # 1.0, of the largest scale
+    codes[0, 0, 16:24] = torch.tensor([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE])
+    scale = torch.full((2, 256, 4), 120, dtype=torch.uint8)
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    for below in range(1, 8):
+        scale[0, 0, 1] = 120 - 11 - below
+        packed = pack(changed(codes, scale))
+        found = decoded(packed.w2, 0)[0, 32:48] / 2.0 ** (120 - 11 - 127)
+        wanted = sizes * 2.0**-below
+        distances = (wanted[:, None] - sizes).abs().amin(1)
+        assert ((found[:8] - wanted).abs() == distances).all()
+        assert (found[8:] == -found[:8]).all()
+        assert packed.rounded.groups == int(bool((distances > 0).any()))
 
 
 def test_packed_low_rank_weights_decode_to_the_stored_values():

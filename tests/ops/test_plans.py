@@ -21,15 +21,26 @@ def test_both_products_share_the_width_of_the_tile_table(tokens, k, experts):
     tiles = choose(tokens, k, experts)
     assert 16 <= (tiles.least or 16) <= tiles.gate_up.tokens
     assert tiles.gate_up.tokens == tiles.down.tokens
-    assert tiles.gate_up.tokens == 64 or tiles.gate_up.tokens >= tokens * k / experts
+    assert tiles.gate_up.tokens >= min(64, tokens * k / experts)
 
 
 @given(st.integers(1, 300), st.integers(1, 8), st.integers(1, 384))
-def test_a_tile_of_its_own_holds_whatever_an_expert_gets(tokens, k, experts):
+def test_experts_that_multiply_all_tokens_have_tiles_that_hold_them(tokens, k, experts):
     tiles = choose(tokens, k, experts)
     assert not tiles.own or tokens <= tiles.gate_up.tokens
-    assert not (tiles.own and tiles.overlap)  # those with tiles of their own always do
+    assert not tiles.own or tiles.gate_up == tiles.down  # one launch, one tile
     assert not tiles.own or experts <= 12
+
+
+@given(st.integers(65, 100_000), st.integers(1, 8), st.integers(1, 384))
+def test_a_warp_copies_where_experts_get_many_rows(tokens, k, experts):
+    k = min(k, experts)
+    rows, tiles = tokens * k / experts, choose(tokens, k, experts)
+    assert tiles.copied == (rows >= 128 or (experts <= 12 and rows > 64))
+    if tiles.copied:
+        for tile in (tiles.gate_up, tiles.down):
+            threads = 2 * 32 * tile.warps  # four warps for the one that copies
+            assert tile.programs // 132 * threads * (tile.registers or 0) <= 65536
 
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(2, 80))
@@ -41,10 +52,15 @@ def test_sums_of_segments_are_kept_apart_for_a_bounded_number_of_tokens(tokens, 
 
 
 @given(st.integers(1, 600), st.integers(1, 80))
-def test_segments_are_equal_and_not_too_short(blocks, steps):
+def test_segments_are_equal_or_long_and_never_too_short(blocks, steps):
     count = segments(blocks * 64, steps * 128)
-    assert steps % count == 0
+    assert steps % count == 0 or steps // count >= 16
     assert count == 1 or steps // count >= 4
+
+
+def test_segments_of_the_model_s_weights_fill_two_or_three_programs_a_multiprocessor():
+    shapes = {(1792, 5120): 10, (5120, 8192): 3, (4608, 5120): 5, (5120, 2304): 3, (32768, 1280): 1}
+    assert {shape: segments(*shape) for shape in shapes} == shapes
 
 
 @given(st.integers(1, 300), st.integers(2, 80), st.integers(1, 5000))

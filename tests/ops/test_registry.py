@@ -119,3 +119,18 @@ def this_module():
     module = types.ModuleType(__name__)
     module.__dict__.update(globals())
     return module
+
+
+def test_weights_that_an_implementation_cannot_hold_are_an_error_with_a_remedy():
+    def pack(weights):
+        raise ValueError(f"scale byte {weights} is above 249")
+
+    op = Op(lambda x: x, name="double")
+    op.add(Implementation("quick", lambda x: x, pack=pack))
+    with pytest.raises(
+        NoImplementation,
+        match=r"double: quick cannot hold these weights \(scale byte 250 is above 249\); name "
+        r"another implementation, such as --op double=reference",
+    ):
+        op.bind().pack(250)
+    assert op.bind("reference").pack(250) == 250

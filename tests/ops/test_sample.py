@@ -410,3 +410,11 @@ def test_processed_log_probabilities_are_those_of_the_law_that_is_drawn_from():
     greedy = choose(logits, rules._replace(temperature=0.0)).logprobs
     assert greedy.ids.tolist() == [[0, -1, -1]]
     assert greedy.chosen.tolist() == [0.0]
+
+
+def test_entries_of_log_probabilities_keep_no_row_of_the_vocabulary_alive():
+    values = raw_logprobs(torch.randn(5, 200))
+    for count in (0, 3, 200):
+        found = top_logprobs(values, torch.tensor([3, 9, -1, 0, 1]), count)
+        for column in found:
+            assert column.untyped_storage().nbytes() == column.numel() * column.element_size()

@@ -250,6 +250,21 @@ def test_a_key_is_run_then_captured_then_replayed():
         assert (report.graphs, report.replays) == (min(count - 1, 1), count - 1)
 
 
+def test_without_room_steps_run_directly_and_graphs_that_exist_go_on(caplog):
+    room, x = [True, False, True], torch.zeros(1)
+    captures = Captures(RecordedGraphs(), lambda: room.pop(0))
+    for count in range(1, 7):
+        assert captures.run("early", lambda: x.add_(1)).item() == 2 * count - 1
+        assert captures.run("late", lambda: x.add_(1)).item() == 2 * count
+    report = captures.report
+    assert (report.graphs, report.replays, report.full) == (1, 5, True)
+    assert room == [True], "once the memory is used up nobody asks again"
+    assert [record.message for record in caplog.records] == [
+        "no memory for more than 1 captured graphs; steps of other sizes run directly, more "
+        "slowly. Lower max_num_seqs, max_model_len or gpu_memory_utilization"
+    ]
+
+
 def test_shapes_round_the_context_up_to_powers_of_two():
     def maybe(max_len, **other):
         plan = dataclasses.replace(StepPlan(1, graph_rows=8, max_len_hi=max_len), **other)

@@ -20,7 +20,7 @@ from deepinfer.engine.core import EngineCore
 from deepinfer.errors import RequestError
 from deepinfer.request import Request, SamplingParams
 from deepinfer.scheduler import Limits, Policy, Progress, Scheduler, Snapshot
-from deepinfer.step import StepPlan, StepResult
+from deepinfer.step import StepMasks, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,9 @@ class _Observer:
                 self._admitted.add(name)
                 entry = self._served[name]
                 entry.found, entry.saved = admit.cached, admit.encoder_start
+
+    def masks(self, number: int, masks: StepMasks) -> None:
+        """The simulator has no grammars."""
 
     def result(self, result: StepResult, counters: Snapshot, progress: Sequence[Progress]) -> None:
         """Note counters."""

@@ -15,5 +15,16 @@ add_outputs.add(
         order_class="triton",
     )
 )
+add_outputs.add(
+    lazy(
+        add_outputs,
+        "tilelang",
+        needs="tilelang",
+        run="deepinfer.ops.add_outputs.tilelang:add_outputs",
+        refuses="deepinfer.ops.tilelang_refusals:streams",
+        pack="deepinfer.ops.add_outputs.tilelang:pack",
+        order_class="tilelang",
+    )
+)
 
 __all__ = ["add_outputs"]

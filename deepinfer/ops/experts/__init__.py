@@ -39,6 +39,17 @@ experts.add(
     )
 )
 experts.add(
+    lazy(
+        experts,
+        "portable",
+        needs="triton",
+        run="deepinfer.ops.experts.portable:experts",
+        refuses="deepinfer.ops.experts.portable:refuses",
+        pack="deepinfer.ops.experts.portable:pack",
+        order_class="portable",
+    )
+)
+experts.add(
     Implementation(
         "every",
         every.experts,

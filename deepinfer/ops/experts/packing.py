@@ -2,12 +2,15 @@
 
 A code becomes FP8 in the kernel, scaled by a power of two: the FP8 format holds the eight sizes of
 a code times 2^-5 to 2^6 exactly. So a row of the weight has a base scale, and each group of 32
-columns the exponent, 0 to 11, by which its scale exceeds that. Knows nothing of kernels but what
-one word of theirs must hold.
+columns the exponent, 0 to 11, by which its scale exceeds that. In a row whose scales lie further
+apart the largest are kept, and what is below the base is rounded to the sizes of the base: by at
+most 2^-12 of the row's largest weight (`Rounded` says how many groups, and by how much). Knows
+nothing of kernels but what one word of theirs must hold.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -19,6 +22,28 @@ from deepinfer.ops.formats import Fp4Weight
 _OCTAVES = 11  # largest exponent of a group
 _LEAST = 5  # a code 1 of exponent 0 is the FP8 number 2^-5
 _LARGEST_SCALE = 254 - _LEAST  # E8M0 byte of a base, whose reciprocal factor is an fp32 number
+
+
+_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Rounded(NamedTuple):
+    """What packing changed: `groups` of 32 columns out of `of` have another value than stored.
+
+    `error` is the largest change of a weight, as a part of the largest weight of its row.
+    """
+
+    groups: int
+    of: int
+    error: float
+
+    def and_also(self, other: Rounded) -> Rounded:
+        """Both together."""
+        error = max(self.error, other.error)
+        return Rounded(self.groups + other.groups, self.of + other.of, error)
+
+
+_EXACT = Rounded(0, 0, 0.0)
 
 
 class PackedMatrix(NamedTuple):
@@ -34,11 +59,12 @@ class PackedMatrix(NamedTuple):
 
 
 class PackedExperts(NamedTuple):
-    """Both matrices in the order in which threads read them."""
+    """Both matrices in the order in which threads read them, and what that changed."""
 
     w13: PackedMatrix
     w2: PackedMatrix
     inner: int
+    rounded: Rounded = _EXACT
 
 
 def _slabs(rows: Tensor) -> Tensor:
@@ -60,33 +86,61 @@ def _words(codes: Tensor) -> Tensor:
     return one | two | three | four
 
 
-def _exponents(sizes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Exponent of every group, 0 where all codes are zero, and the base scale byte of every row.
+def _smaller_codes(device: torch.device) -> Tensor:
+    """[6, 16] uint8: the code nearest to a code divided by 2^n, ties to the even one.
+
+    Divided by 2^5 and more all are zero.
+    """
+    sizes = torch.tensor(_SIZES, device=device)
+    wanted = sizes / torch.pow(2.0, torch.arange(6, device=device))[:, None]
+    away = (wanted[..., None] - sizes).abs()
+    odd = torch.arange(8, device=device) % 2
+    nearest = (2 * away + odd * 2.0**-20).argmin(-1)  # all distances are multiples of 2^-7
+    return torch.cat((nearest, nearest + 8), 1).to(torch.uint8)
+
+
+def _fit(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Rounded]:
+    """Codes, exponent of every group (0 where all codes are zero) and base scale byte of every row.
 
     Args:
-        sizes: largest size of each group, [out, K / 32].
-        scale: E8M0 bytes, the same shape.
+        codes: [out, K / 32, 32] uint8, one a byte.
+        scale: E8M0 bytes, [out, K / 32].
 
     Raises:
-        ValueError: the scales of a row lie too far apart, or its base is too large.
+        ValueError: a scale is no number, or a base is too large.
     """
-    used = sizes > 0
-    base = torch.where(used, scale, 255).amin(1)
+    used = (codes & 7).amax(-1) > 0
+    byte = scale.to(torch.int32)
+    top = torch.where(used, byte, 0).amax(1)
+    base = torch.maximum(torch.where(used, byte, 255).amin(1), top - _OCTAVES)
     base = torch.where(used.any(1), base, 127)
-    exponents = torch.where(used, scale.to(torch.int32) - base.to(torch.int32)[:, None], 0)
-    high, low = int(exponents.max()), int(base.max())
-    if high > _OCTAVES:
-        row = int(exponents.amax(1).argmax())
+    above = torch.where(used, byte - base[:, None], 0)  # the base; negative: below it
+    most, high, low = torch.stack((top.max(), base.max(), above.min())).tolist()
+    if most == 255:
+        raise ValueError("experts: FP4 scale byte 255 is no number (E8M0); mend the checkpoint")
+    if high > _LARGEST_SCALE:
         raise ValueError(
-            f"experts: FP4 scales of row {row} differ by 2^{high}, more than 2^{_OCTAVES}; "
-            "use reference"
+            f"experts: FP4 scale byte {high} is above {_LARGEST_SCALE}; use another "
+            "implementation of experts (`deepinfer ops` names them)"
         )
-    if low > _LARGEST_SCALE:
-        raise ValueError(f"experts: FP4 scale byte {low} is above {_LARGEST_SCALE}; use reference")
-    return exponents.to(torch.uint8), base
+    rounded = _EXACT._replace(of=scale.numel())
+    if low < 0:
+        smaller = _smaller_codes(codes.device)[(-above).clamp(0, 5)[..., None], codes.int()]
+        codes, rounded = smaller, _changes(codes, smaller, above)
+    return codes, above.clamp(min=0).to(torch.uint8), base, rounded
 
 
-def pack_matrix(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _changes(codes: Tensor, smaller: Tensor, above: Tensor) -> Rounded:
+    """How codes differ from those that take their place where `above` is negative."""
+    sizes, above = torch.tensor(_SIZES, device=codes.device), above[..., None]
+    stored = sizes[(codes & 7).int()] * torch.pow(2.0, above)
+    kept = sizes[(smaller & 7).int()] * torch.pow(2.0, above.clamp(min=0))
+    away = (stored - kept).abs().amax(-1)
+    error = away.amax(1) / stored.amax((1, 2)).clamp(min=2.0**-9)  # rows of zeros have none
+    return Rounded(int((away > 0).sum()), away.numel(), float(error.max()))
+
+
+def pack_matrix(codes: Tensor, scale: Tensor) -> tuple[PackedMatrix, Rounded]:
     """Reorder one FP4 matrix so that a thread's part of a tile is 16 neighbouring bytes.
 
     Rows go in blocks of 64, columns in steps of 128 of two chunks of 64, of which a thread has four
@@ -98,25 +152,30 @@ def pack_matrix(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale: [out, K / 32] uint8.
 
     Returns:
-        Codes, exponents and base of one expert, as `PackedMatrix` has them: the FP8 numbers of a
-        row times its base are the weight.
+        Codes, exponents and base of one expert, as `PackedMatrix` has them (without its first
+        axis): the FP8 numbers of a row times its base are the weight, but for what was rounded.
 
     Raises:
-        ValueError: the scales of a row lie too far apart, or a size does not fit the tiles.
+        ValueError: a scale does not fit, or a size does not fit the tiles.
     """
     out, columns = codes.shape[0], 2 * codes.shape[1]
     if out % 64 or columns % 128:
         raise ValueError(f"experts: [{out}, {columns}] is no multiple of [64, 128]; use reference")
-    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-    sizes = (nibbles & 7).view(out, columns // 32, 32).amax(-1)
-    exponents, base = _exponents(sizes, scale)
+    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).view(out, columns // 32, 32)
+    nibbles, exponents, base, rounded = _fit(nibbles, scale)
     # axes: block, 4 warps, row bit 3, 8 rows | step, chunk, group, half, 4 lanes, 4 codes
     split = nibbles.view(out // 64, 4, 2, 8, columns // 128, 2, 2, 2, 4, 4)
     words = _words(split.permute(0, 4, 5, 1, 3, 8, 6, 2, 7, 9))
     packed = words.contiguous().view(torch.uint8).view(out // 64, columns // 128, 2, 128, 16)
     steps = exponents.view(out // 64, 64, columns // 128, 4).transpose(1, 2).contiguous()
-    factor = ((base.to(torch.int32) + _LEAST) << 23).view(torch.float32)
-    return packed, steps.view(torch.int32).squeeze(-1), factor
+    factor = ((base + _LEAST) << 23).view(torch.float32)
+    return PackedMatrix(packed, steps.view(torch.int32).squeeze(-1), factor), rounded
+
+
+def _stacked(matrices: list[tuple[PackedMatrix, Rounded]]) -> tuple[PackedMatrix, Rounded]:
+    rounded = reduce(Rounded.and_also, (r for _, r in matrices))
+    parts = zip(*(matrix for matrix, _ in matrices), strict=True)
+    return PackedMatrix(*(torch.stack(part) for part in parts)), rounded
 
 
 def pack(weights: ExpertWeights) -> PackedExperts:
@@ -128,12 +187,8 @@ def pack(weights: ExpertWeights) -> PackedExperts:
     w13, w2 = weights.w13, weights.w2
     if not (isinstance(w13, Fp4Weight) and isinstance(w2, Fp4Weight)):
         raise ValueError("experts: the triton kernels take FP4 weights only; use reference")
-    packed13 = [
-        pack_matrix(_slabs(c), _slabs(s)) for c, s in zip(w13.codes, w13.scale, strict=True)
-    ]
-    packed2 = [pack_matrix(c, s) for c, s in zip(w2.codes, w2.scale, strict=True)]
-    return PackedExperts(
-        PackedMatrix(*(torch.stack(part) for part in zip(*packed13, strict=True))),
-        PackedMatrix(*(torch.stack(part) for part in zip(*packed2, strict=True))),
-        w2.codes.shape[-1] * 2,
-    )
+    upper = [pack_matrix(_slabs(c), _slabs(s)) for c, s in zip(w13.codes, w13.scale, strict=True)]
+    lower = [pack_matrix(c, s) for c, s in zip(w2.codes, w2.scale, strict=True)]
+    (packed13, first), (packed2, second) = _stacked(upper), _stacked(lower)
+    inner = w2.codes.shape[-1] * 2
+    return PackedExperts(packed13, packed2, inner, first.and_also(second))

@@ -1,10 +1,11 @@
 """Routed experts on Hopper: FP4 weights stay packed and become FP8 in registers, for wgmma.
 
 Four launches: sort the (token, choice) pairs by expert and share the input's scales; gate and up
-with the activation and its FP8 rounding; down; sum by ascending expert. Sums are made in one order
-for every batch (triton_product.py). Launches overlap (programmatic dependent launch) where the plan
-says so: weights are fetched while the kernel before ends. Knows nothing of how experts are chosen.
-Meaning: reference.py.
+with the activation and its FP8 rounding; down; sum by ascending expert. Few experts and tokens have
+launches of their own (triton_few.py), and so have many tokens (triton_many.py). Sums are made in
+one order for every batch (triton_product.py). Launches overlap (programmatic dependent launch)
+where the plan says so: weights are fetched while the kernel before ends. Knows nothing of how
+experts are chosen. Meaning: reference.py.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
@@ -18,12 +19,13 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.experts.packing import PackedExperts, PackedMatrix
 from deepinfer.ops.experts.plan import Tile, Tiles, choose, most_tiles
 from deepinfer.ops.experts.triton_activation import activate, store
+from deepinfer.ops.experts.triton_few import few
+from deepinfer.ops.experts.triton_many import many
 from deepinfer.ops.experts.triton_pairs import combine, prepare
 from deepinfer.ops.experts.triton_product import product, weight_buffers
 from deepinfer.ops.formats import Quantised
@@ -47,9 +49,11 @@ def _finish(
     if HALVES == 2:
         lower = lower * gl.load(base_ptr + height + row)[:, None]
     if CHOICES:
+        m = gl.arange(0, upper.shape[1], gl.SliceLayout(0, upper.type.layout))
+        share = gl.load(share_ptr + gl.load(order_ptr + first + m, m < rows, 0), m < rows, 0.0)
         activate(
-            upper, lower, order_ptr, share_ptr, out_ptr, size_ptr, entries, limit, first, rows,
-            block, HALVES, OUT // 2,
+            upper, lower, share, out_ptr, size_ptr, entries, limit, first, rows, block, HALVES,
+            OUT // 2,
         )  # fmt: skip
     else:
         store(upper.to(gl.bfloat16), out_ptr, first, rows, HALVES * block, OUT)
@@ -86,7 +90,7 @@ def _multiply(
     share_ptr, out_ptr, size_ptr, entries, limit,
     K: gl.constexpr, OUT: gl.constexpr, CHOICES: gl.constexpr,
     ROWS: gl.constexpr, TOKENS: gl.constexpr, LEAST: gl.constexpr, STAGES: gl.constexpr,
-    DEPTH: gl.constexpr, OWN: gl.constexpr, RANGE: gl.constexpr,
+    DEPTH: gl.constexpr, RANGE: gl.constexpr,
 ):  # fmt: skip
     """Gate and up with the activation (`CHOICES` > 0), or down, y = bf16(h w2^T); sorted rows.
 
@@ -98,27 +102,20 @@ def _multiply(
     HALF: gl.constexpr = MOST // 2 if LEAST <= MOST // 2 else MOST
     FOURTH: gl.constexpr = MOST // 4 if LEAST <= MOST // 4 else HALF
     block, tile = gl.program_id(0), gl.program_id(1)
-    if CHOICES and not OWN:
+    if CHOICES:
         gdc_wait()  # the next kernel may read the tile table as soon as it starts
     gdc_launch_dependents()
-    if OWN:
-        expert = tile
-    else:
-        expert = gl.load(expert_ptr + tile)
-        if expert < 0:
-            gdc_wait()  # whoever waits for this kernel waits for the one before, too
-            return
+    expert = gl.load(expert_ptr + tile)
+    if expert < 0:
+        gdc_wait()  # whoever waits for this kernel waits for the one before, too
+        return
     w_ptr += expert.to(gl.int64) * (OUT * K // 2)
     s_ptr += expert.to(gl.int64) * (OUT * (K // 128))
     base_ptr += expert * OUT
     words, exponents, w_ptr, s_ptr = weight_buffers(w_ptr, s_ptr, block, K, ROWS, STAGES, DEPTH)
-    if OWN or not CHOICES:  # the weights did not depend on the kernel before, the rest does
+    if not CHOICES:  # the weights did not depend on the kernel before, the rest does
         gdc_wait()
     first, rows = gl.load(first_ptr + tile), gl.load(rows_ptr + tile)
-    if rows == 0:
-        async_copy.commit_group()  # a program must not end before its copies
-        async_copy.wait_group(0)
-        return
     if FOURTH < HALF and rows <= FOURTH:
         _whole(
             words, exponents, w_ptr, s_ptr, base_ptr, x_ptr, z_ptr, stride, order_ptr, share_ptr,
@@ -160,9 +157,7 @@ class Sorted(NamedTuple):
     table: Tensor
 
 
-def sort(
-    x: Quantised, topk_idx: Tensor, experts: int, width: int, *, own: bool, overlap: bool
-) -> Sorted:
+def sort(x: Quantised, topk_idx: Tensor, experts: int, width: int, *, overlap: bool) -> Sorted:
     """The first kernel.
 
     Args:
@@ -170,12 +165,11 @@ def sort(
         topk_idx: [tokens, k].
         experts: number of experts.
         width: rows of a tile.
-        own: one tile for each expert.
         overlap: as the plan says.
     """
     tokens, hidden = x.codes.shape
     entries, device = topk_idx.numel(), x.codes.device
-    count = experts if own else most_tiles(entries, experts, width)
+    count = most_tiles(entries, experts, width)
     order, place = torch.empty((2, entries), dtype=torch.int32, device=device)
     made = Sorted(
         torch.empty((tokens, hidden), dtype=torch.float8_e4m3fn, device=device),
@@ -192,7 +186,7 @@ def sort(
         x.codes, x.scale, made.codes, made.sizes, topk_idx.contiguous(), order, place, *made.table,
         entries, namers, sorters, count, tokens, hidden, experts,
         triton.next_power_of_2(experts + 1), width, _TILES, block, 512 if few else 0,
-        _INPUT_COLUMNS, own, num_warps=4, launch_pdl=overlap,
+        _INPUT_COLUMNS, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
     return made
 
@@ -205,15 +199,17 @@ def launch(
     limit: float,
     tiles: Tiles,
 ) -> Tensor:
-    """The four kernels with given tiles; arguments and result as in `experts`."""
+    """All kernels with given tiles; arguments and result as in `experts`."""
+    if tiles.own:
+        return few(x, topk_idx, topk_weights, weights, limit, tiles.gate_up)
     tokens, hidden = x.codes.shape
     choices, experts = topk_idx.shape[1], weights.w13.codes.shape[0]
     entries, inner, width = tokens * choices, weights.inner, tiles.gate_up.tokens
     if entries * hidden >= 2**31:
         raise ValueError(f"experts: {tokens} tokens in one call; split the step")
-    own, overlap = tiles.own, tiles.own or tiles.overlap
-    assert not own or tokens <= width, "an expert's rows fill one tile"
-    made = sort(x, topk_idx, experts, width, own=own, overlap=overlap)
+    if tiles.copied:
+        return many(x, topk_idx, topk_weights, weights, limit, tiles)
+    made = sort(x, topk_idx, experts, width, overlap=tiles.overlap)
     device = x.codes.device
     share = topk_weights.contiguous()
 
@@ -224,8 +220,8 @@ def launch(
         _multiply[(size // tile.rows, made.table.shape[1])](
             source, scale, len(source), *weight, made.order, *made.table, share, out, h_sizes,
             entries, limit, columns, size, taken, tile.rows, width, tiles.least or width,
-            tile.stages, tile.stages - 1, own, 128 if taken else 64,
-            num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=overlap,
+            tile.stages, tile.stages - 1, 128 if taken else 64,
+            num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=tiles.overlap,
         )  # fmt: skip
 
     h = torch.empty((entries, inner), dtype=torch.float8_e4m3fn, device=device)
@@ -235,7 +231,7 @@ def launch(
     multiply(h, h_sizes, weights.w2, y, tiles.down, 0)
     out = torch.empty((tokens, hidden), dtype=torch.float32, device=device)
     combine[(tokens, triton.cdiv(hidden, 1024))](
-        y, made.place, out, hidden, choices, 1024, num_warps=4, launch_pdl=overlap
+        y, made.place, out, hidden, choices, 1024, 0, 0, num_warps=4, launch_pdl=tiles.overlap
     )
     return out
 
@@ -278,8 +274,9 @@ def refuses(*, arch: str, hidden: int, inner: int, quantised: bool, **_facts: ob
         return f"written for sm90, not {arch}"
     if not quantised:
         return "takes FP4 weights and FP8 input only"
-    if hidden % 128 or inner % 128 or min(hidden, inner) < _LEAST_COLUMNS:
+    if hidden % 256 or inner % 128 or min(hidden, inner) < _LEAST_COLUMNS:
         return (
-            f"hidden {hidden} and inner {inner} must be multiples of 128 from {_LEAST_COLUMNS} on"
+            f"hidden {hidden} must be a multiple of 256, inner {inner} of 128, both from "
+            f"{_LEAST_COLUMNS} on"
         )
     return None

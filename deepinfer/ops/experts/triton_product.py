@@ -114,7 +114,7 @@ def _input(
 
 
 @gluon.jit
-def _decoded(words, exponents, chunk: gl.constexpr, layout: gl.constexpr):
+def decoded(words, exponents, chunk: gl.constexpr, layout: gl.constexpr):
     """Half of a chunk [pieces, 16] -> FP8 [rows, 64] in wgmma's order, no data moved."""
     rows: gl.constexpr = words.shape[0] // 2
     codes = words.reshape([rows // 16, 8, 4, 2, 2, 4]).permute((0, 4, 1, 3, 2, 5))
@@ -143,10 +143,10 @@ def _add(
     pieces: gl.constexpr = gl.num_warps() * 32
     load: gl.constexpr = gl.BlockedLayout([1, 16], [32, 1], [gl.num_warps(), 1], [1, 0])
     word = words.slice((first * HALVES + half) * pieces, pieces).load(load)
-    a = _decoded(word, exponents, first, layout)
+    a = decoded(word, exponents, first, layout)
     if CHUNKS == 2:
         word = words.slice((HALVES + half) * pieces, pieces).load(load)
-        both = gl.join(a, _decoded(word, exponents, 1, layout)).permute((0, 2, 1))
+        both = gl.join(a, decoded(word, exponents, 1, layout)).permute((0, 2, 1))
         a = gl.convert_layout(both.reshape([a.shape[0], 128]), layout, assert_trivial=True)
     # All columns in one: each call makes the four warps of a group wait for one another.
     columns = x.slice(64 * first, 64 * CHUNKS, 1).permute((1, 0))

@@ -38,5 +38,16 @@ grouped_output.add(
         order_class="sm90",
     )
 )
+grouped_output.add(
+    lazy(
+        grouped_output,
+        "portable",
+        needs="triton",
+        run="deepinfer.ops.grouped_output.portable:grouped_output",
+        refuses="deepinfer.ops.grouped_output.portable:refuses",
+        pack="deepinfer.ops.grouped_output.portable:pack",
+        order_class="portable",
+    )
+)
 
 __all__ = ["OutputWeights", "grouped_output"]

@@ -4,6 +4,7 @@ from deepinfer.ops.cpu_tiles import serves
 from deepinfer.ops.index_select import cpu, cpu_f32
 from deepinfer.ops.index_select.reference import CandidateRule, Selection
 from deepinfer.ops.index_select.reference import index_select as _reference
+from deepinfer.ops.index_select.scratch import workspace
 from deepinfer.ops.registry import REFERENCE, Implementation, Op, lazy
 
 index_select = Op(_reference)
@@ -34,6 +35,7 @@ index_select.add(
         refuses="deepinfer.ops.index_select.hopper:refuses",
         pack="deepinfer.ops.index_select.triton:pack",
         order_class="triton",
+        workspace=workspace,
     )
 )
 index_select.add(
@@ -45,6 +47,7 @@ index_select.add(
         refuses="deepinfer.ops.index_select.triton:refuses",
         pack="deepinfer.ops.index_select.triton:pack",
         order_class="triton",
+        workspace=workspace,
     )
 )
 

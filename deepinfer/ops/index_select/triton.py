@@ -22,12 +22,12 @@ from deepinfer.arch import PAGE_TOKENS, Record
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.index_inputs.reference import IndexQueries
 from deepinfer.ops.index_select.reference import CandidateRule, Selection
+from deepinfer.ops.index_select.scratch import SCORE_BYTES
 from deepinfer.ops.triton_best import best
 from deepinfer.ops.triton_fp4 import fp4_pairs
 
 _GROWN: tl.constexpr = tl.constexpr(2.0**64)  # queries and keys are held smaller, each by 2^32
 _ENTRIES = 128  # entries a program
-_SCORE_BYTES = 1 << 28  # bound on the scores of one chunk of rows
 
 
 @triton.jit
@@ -204,7 +204,7 @@ def selected(
     tokens, entries = len(batch.positions), -(-batch.max_len // PAGE_TOKENS) * pages.entries
     blocks = None if publish or blocks is None else blocks.contiguous()
     size = 1 if rule is None else rule.size
-    step = max(1, _SCORE_BYTES // (4 * entries))
+    step = max(1, SCORE_BYTES // (4 * entries))
     parts: list[Selection] = []
     for low in range(0, tokens, step):
         rows = slice(low, min(low + step, tokens))

@@ -37,5 +37,27 @@ linear_fp8.add(
         order_class="sm90",
     )
 )
+linear_fp8.add(
+    lazy(
+        linear_fp8,
+        "portable",
+        needs="triton",
+        run="deepinfer.ops.linear_fp8.portable:linear_fp8",
+        refuses="deepinfer.ops.linear_fp8.portable:refuses",
+        pack="deepinfer.ops.linear_fp8.portable:pack",
+        order_class="portable",
+    )
+)
+linear_fp8.add(
+    lazy(
+        linear_fp8,
+        "tilelang",
+        needs="tilelang",
+        run="deepinfer.ops.linear_fp8.tilelang:linear_fp8",
+        refuses="deepinfer.ops.tilelang_refusals:linear",
+        pack="deepinfer.ops.linear_fp8.tilelang:pack",
+        order_class="tilelang",
+    )
+)
 
 __all__ = ["linear_fp8"]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SPLIT_TOKENS = 512  # up to here each of several segments of K may be a program of its own
-_PROGRAMS = 300  # somewhat more than two for each multiprocessor of an H200
+_DEVICE = 132  # multiprocessors of an H200
+_PROGRAMS = 230  # wanted, to keep the memory busy; three for each multiprocessor run at once
 _LEAST_STEPS = 4  # steps of 128 columns a segment
+_LONG = 16  # steps from which on segments need not be equal
 
 
 class Tile(NamedTuple):
@@ -34,14 +36,14 @@ class Tile(NamedTuple):
 
 
 # Measured on one H200 (docs/kernels.md).
-_NARROW = {16: Tile(64, 16, 4, 5), 32: Tile(64, 32, 4, 5)}
+_NARROW = {16: Tile(64, 16, 4, 5)}
 _NARROW_SPLIT = {16: Tile(64, 16, 4, 6), 32: Tile(64, 32, 4, 6)}
 _WHOLE, _SPLIT = Tile(128, 64, 4, 4, None, True), Tile(64, 64, 4, 4, None, True)
 _COPYING = Tile(64, 64, 4, 3, 80, True, True)  # three programs fit; with more buffers two
 _MOST_MISSING = 16  # tokens of the last tile; with more the copies of the other end later
+# Each of these two fills a multiprocessor.
 _WIDE = Tile(128, 128, 4, 4, 168, True)  # more buffers leave no room for sums of segments
 _ACROSS = Tile(256, 64, 4, 4, 168, True, True)
-_DEVICE = 132  # multiprocessors of an H200; a program of these two fills one
 
 
 def choose(tokens: int, out: int, columns: int) -> Tile:
@@ -87,13 +89,20 @@ def _turns(tokens: int, out: int, tile: Tile) -> int:
 
 
 def segments(out: int, columns: int) -> int:
-    """Segments that K is cut into: enough programs for the device, none shorter than four steps.
+    """Segments that K is cut into, none shorter than four steps; short ones are equal.
+
+    Among numbers with programs enough and room for all at once the one that loads multiprocessors
+    most evenly.
 
     Args:
         out: rows of the weight, a multiple of 128.
         columns: K, a multiple of 128.
     """
     steps, blocks = columns // 128, out // 64
-    counts = [n for n in range(1, steps // _LEAST_STEPS + 1) if steps % n == 0]
+    most = max(1, steps // _LEAST_STEPS)
+    counts = [n for n in range(1, most + 1) if steps % n == 0 or steps // n >= _LONG]
     enough = [n for n in counts if n * blocks >= _PROGRAMS]
-    return min(enough) if enough else max(counts, default=1)
+    fit = [n for n in enough if n * blocks <= 3 * _DEVICE]
+    if not fit:
+        return min(enough, default=max(counts))
+    return max(fit, key=lambda n: n * blocks / -(-n * blocks // _DEVICE))

@@ -66,7 +66,10 @@ def _multiply(
     row = block * ROWS + gl.arange(0, ROWS, gl.SliceLayout(0, layout))
     out_ptr += (number * tokens.to(gl.int64) + tile * 64) * OUT
     used = (tile * 64 + token < tokens)[:, None]
-    gl.store(out_ptr + ((token * OUT)[:, None] + row[None, :]), value, used)
+    # Sums of segments are read at once; the weight that streams by shall not push them out.
+    keep: gl.constexpr = "evict_last" if SEGMENTS > 1 else ""
+    at = (token * OUT)[:, None] + row[None, :]
+    gl.store(out_ptr + at, value, used, eviction_policy=keep)
 
 
 @gluon.jit

@@ -38,5 +38,16 @@ low_rank.add(
         order_class="sm90",
     )
 )
+low_rank.add(
+    lazy(
+        low_rank,
+        "portable",
+        needs="triton",
+        run="deepinfer.ops.low_rank.portable:low_rank",
+        refuses="deepinfer.ops.low_rank.portable:refuses",
+        pack="deepinfer.ops.low_rank.portable:pack",
+        order_class="portable",
+    )
+)
 
 __all__ = ["LowRank", "LowRankWeights", "low_rank"]

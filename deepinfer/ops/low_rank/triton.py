@@ -83,15 +83,19 @@ def low_rank(
     """
     if not isinstance(x, Quantised):
         raise ValueError("low_rank: the triton kernels take an FP8 pair; use reference")
-    product = linear.unsummed(x, weights.both)
-    (tokens, out), rank, device = product.shape[-2:], weights.q_norm.shape[0], product.device
+    return finish(linear.unsummed(x, weights.both), weights.q_norm, eps, quantise=quantise)
+
+
+def finish(product: Tensor, q_norm: Tensor, eps: float, *, quantise: bool) -> LowRank:
+    """Query and key of the stacked product [tokens, rank + head_dim], or of its segments."""
+    (tokens, out), rank, device = product.shape[-2:], q_norm.shape[0], product.device
     hidden = torch.empty((tokens, rank), dtype=torch.bfloat16, device=device)
     codes = torch.empty((tokens, rank), dtype=torch.uint8, device=device)
     scale = torch.empty((tokens, rank // 32), dtype=torch.uint8, device=device)
     kv = torch.empty((tokens, out - rank), dtype=torch.bfloat16, device=device)
     if tokens:
         _finish[(tokens, 2)](
-            product, weights.q_norm, hidden, codes, scale, kv, tokens, eps,
+            product, q_norm, hidden, codes, scale, kv, tokens, eps,
             rank, out - rank, product.shape[0] if product.dim() == 3 else 1,
             triton.next_power_of_2(rank), triton.next_power_of_2(out - rank), quantise,
             num_warps=norm_warps(rank), enable_fp_fusion=False, launch_pdl=True,

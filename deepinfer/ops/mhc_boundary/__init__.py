@@ -41,7 +41,18 @@ mhc_boundary.add(
         run="deepinfer.ops.mhc_boundary.triton:mhc_boundary",
         refuses="deepinfer.ops.mhc_boundary.triton:refuses",
         pack="deepinfer.ops.mhc_boundary.triton:pack",
-        order_class="sm90",
+        order_class="triton",
+    )
+)
+mhc_boundary.add(
+    lazy(
+        mhc_boundary,
+        "portable",
+        needs="triton",
+        run="deepinfer.ops.mhc_boundary.portable:mhc_boundary",
+        refuses="deepinfer.ops.mhc_boundary.portable:refuses",
+        pack="deepinfer.ops.mhc_boundary.portable:pack",
+        order_class="triton",
     )
 )
 

@@ -19,11 +19,13 @@ class Plan(NamedTuple):
     """What changes no bit.
 
     few: most tokens that one launch advances and projects; narrow: most of them for which its
-    slices are of 16 tokens, not of 32. split_tokens, split_warps: of the program that splits many.
+    slices are of 16 tokens, not of 32; eight: for which its programs have 8 warps, not 4.
+    split_tokens, split_warps: of the program that splits many.
     """
 
-    few: int = 96
+    few: int = 128
     narrow: int = 64
+    eight: int = 88
     split_tokens: int = 4
     split_warps: int = 1
 

@@ -26,7 +26,6 @@ from deepinfer.ops.mhc_update.reference import Pending
 _STREAMS = 4
 _COEFFICIENTS = 24  # (2 + m) m
 _ROWS = 32  # the coefficients, padded, of one of the two terms of the projection
-_WARPS = 8
 
 
 class PackedHyper(NamedTuple):
@@ -90,11 +89,6 @@ def mhc_boundary(
     Raises:
         ValueError: streams or output are not bf16.
     """
-    for given in (streams,) if pending is None else (streams, pending.output):
-        if given.dtype != torch.bfloat16:
-            raise ValueError(
-                f"mhc_boundary: the kernels take bf16, not {given.dtype}; use reference"
-            )
     return launch(streams, pending, pre, weights, eps, hc_eps, iterations, quantise, PLAN)
 
 
@@ -110,6 +104,11 @@ def launch(
     plan: Plan,
 ) -> Boundary:
     """The kernels with a given plan; the rest as in `mhc_boundary`."""
+    for given in (streams,) if pending is None else (streams, pending.output):
+        if given.dtype != torch.bfloat16:
+            raise ValueError(
+                f"mhc_boundary: the kernels take bf16, not {given.dtype}; use reference"
+            )
     tokens, _, hidden = streams.shape
     device, slices = streams.device, hidden // SLICE
     new = streams if pending is None else torch.empty_like(streams)
@@ -141,7 +140,8 @@ def launch(
         streams_kernels.advance_and_project[(programs,)](
             streams, y, old_post, old_comb, pre, weights.norm, weights.fn,
             new, out, codes, scale, squares, parts, tokens, eps,
-            hidden, pending is not None, quantise, groups, width, num_warps=_WARPS, **options,
+            hidden, pending is not None, quantise, groups, width,
+            num_warps=8 if tokens <= plan.eight else 4, **options,
         )  # fmt: skip
         splits()
     elif tokens:
@@ -165,6 +165,11 @@ def refuses(
     """None if these kernels serve, else why not; facts as `Op.bind` passes them."""
     if arch != "sm90":
         return f"written for sm90, not {arch}"
+    return refuses_sizes(hidden=hidden, streams=streams, quantised=quantised)
+
+
+def refuses_sizes(*, hidden: int, streams: int, quantised: bool) -> str | None:
+    """None if the kernels take a model of these sizes, else why not."""
     if not quantised:
         return "takes bf16 streams only"
     if streams != _STREAMS or hidden % 256:

@@ -1,7 +1,7 @@
-"""Coefficients of a boundary from partial products, for Hopper: a token's Sinkhorn in one thread.
+"""Coefficients of a boundary from partial products: a token's Sinkhorn in one thread.
 
-Partial sums are added in an order that neither the tokens of a program nor those of a call change.
-Knows nothing of streams.
+Written in Gluon for its layouts; no instruction is Hopper's alone. Partial sums are added in an
+order that neither the tokens of a program nor those of a call change. Knows nothing of streams.
 """
 # Triton is optional and untyped: a checker may not find it.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false

@@ -16,5 +16,16 @@ mhc_collapse.add(
         order_class="triton",
     )
 )
+mhc_collapse.add(
+    lazy(
+        mhc_collapse,
+        "tilelang",
+        needs="tilelang",
+        run="deepinfer.ops.mhc_collapse.tilelang:mhc_collapse",
+        refuses="deepinfer.ops.tilelang_refusals:streams",
+        pack="deepinfer.ops.mhc_collapse.tilelang:pack",
+        order_class="tilelang",
+    )
+)
 
 __all__ = ["Collapsed", "mhc_collapse"]

@@ -16,5 +16,16 @@ mhc_update.add(
         order_class=REFERENCE,
     )
 )
+mhc_update.add(
+    lazy(
+        mhc_update,
+        "tilelang",
+        needs="tilelang",
+        run="deepinfer.ops.mhc_update.tilelang:mhc_update",
+        refuses="deepinfer.ops.tilelang_refusals:streams",
+        pack="deepinfer.ops.mhc_update.tilelang:pack",
+        order_class="tilelang",
+    )
+)
 
 __all__ = ["Pending", "mhc_update"]

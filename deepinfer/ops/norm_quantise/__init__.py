@@ -27,5 +27,16 @@ norm_quantise.add(
         order_class="triton",
     )
 )
+norm_quantise.add(
+    lazy(
+        norm_quantise,
+        "tilelang",
+        needs="tilelang",
+        run="deepinfer.ops.norm_quantise.tilelang:norm_quantise",
+        refuses="deepinfer.ops.tilelang_refusals:query",
+        pack="deepinfer.ops.norm_quantise.tilelang:pack",
+        order_class="tilelang",
+    )
+)
 
 __all__ = ["Normed", "norm_quantise"]

@@ -43,7 +43,8 @@ def top_logprobs(values: Tensor, chosen: Tensor, count: int) -> RowLogprobs:
     ordered, order = (
         values.sort(dim=1, descending=True, stable=True) if count else (values[:, :0], index[:, :0])
     )
-    ordered, order = ordered[:, :count], order[:, :count]
+    # Copies: whoever keeps results would keep whole rows of the vocabulary.
+    ordered, order = ordered[:, :count].clone(), order[:, :count]
     order = order.masked_fill(ordered == -math.inf, -1)
     chosen_value = torch.where(none, 0.0, value.squeeze(1))
     return RowLogprobs(chosen_value, rank.to(torch.int32), order.to(torch.int32), ordered)

@@ -13,6 +13,33 @@ from torch import Tensor
 from deepinfer.ops.sample.state import Entries, SamplerState
 
 _WORD_BITS = 32
+RULED_BYTES = 1 << 30  # bound on what one part of the rows takes while rules are applied
+_EACH_ID, _EACH_TOKEN = 32, 24  # bytes a row: for each id of the vocabulary, each token of `tokens`
+
+
+def constrain_in_parts(
+    logits: Tensor,
+    state: SamplerState,
+    rows: Tensor,
+    positions: Tensor,
+    tokens: Tensor,
+    masks: Tensor | None,
+) -> Tensor:
+    """`constrain` for any number of rows, in parts whose temporary tensors have a bound."""
+    step = part_rows(logits.shape[1], tokens.shape[1])
+    if len(logits) <= step:
+        return constrain(logits, state, rows, positions, tokens, masks)
+    ruled = torch.empty_like(logits)
+    for low in range(0, len(logits), step):
+        part = slice(low, low + step)
+        own = None if masks is None else masks[part]
+        ruled[part] = constrain(logits[part], state, rows[part], positions[part], tokens, own)
+    return ruled
+
+
+def part_rows(vocab: int, longest: int) -> int:
+    """Rows of one part, for rows of so many ids and requests of so many tokens."""
+    return max(1, RULED_BYTES // (_EACH_ID * vocab + _EACH_TOKEN * longest))
 
 
 def constrain(

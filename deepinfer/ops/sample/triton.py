@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer.ops.noise import Purpose
 from deepinfer.ops.sample.reference import Sampled, joined
 from deepinfer.ops.sample.reference import sample as by_reference
-from deepinfer.ops.sample.rules import check_masks, constrain, forced_ids
+from deepinfer.ops.sample.rules import check_masks, constrain_in_parts, forced_ids
 from deepinfer.ops.sample.state import NO_LOGPROBS, SamplerState
 from deepinfer.ops.sample.triton_cut import BINS, enlist, highest, histogram, possible, settle
 from deepinfer.ops.sample.triton_logprobs import reported
@@ -192,7 +192,7 @@ def _some(
     lists = rules.bias.most or rules.allowed.most or rules.bad_words.most
     ruled = logits
     if uses.penalties or uses.min_tokens or lists:
-        ruled, masks = constrain(logits, state, rows, positions, tokens, masks), None
+        ruled, masks = constrain_in_parts(logits, state, rows, positions, tokens, masks), None
     chunks = triton.cdiv(vocab, _CHUNK)
     given = _Position(
         ruled, rows if masks is None else masks, vocab, triton.cdiv(vocab, 32),

@@ -131,7 +131,8 @@ def reported(
 def _ordered(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Ids and values of the `count` best, by value descending, id ascending; -1 = none."""
     if not count:
-        return values.new_empty((len(values), 0), dtype=torch.int64), values[:, :0]
+        none = values.new_empty((len(values), 0))
+        return none.to(torch.int64), none
     ids = best(values, count)
     found = values.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -math.inf)
     order = found.sort(dim=1, descending=True, stable=True)  # ids ascend: equals stay in order

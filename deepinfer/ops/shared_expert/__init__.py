@@ -38,5 +38,16 @@ shared_expert.add(
         order_class="sm90",
     )
 )
+shared_expert.add(
+    lazy(
+        shared_expert,
+        "portable",
+        needs="triton",
+        run="deepinfer.ops.shared_expert.portable:shared_expert",
+        refuses="deepinfer.ops.shared_expert.portable:refuses",
+        pack="deepinfer.ops.shared_expert.portable:pack",
+        order_class="portable",
+    )
+)
 
 __all__ = ["SharedWeights", "shared_expert"]

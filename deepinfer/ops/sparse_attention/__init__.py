@@ -4,6 +4,7 @@ from deepinfer.ops.cpu_tiles import serves
 from deepinfer.ops.registry import REFERENCE, Implementation, Op, lazy
 from deepinfer.ops.sparse_attention import cpu, cpu_f32
 from deepinfer.ops.sparse_attention.reference import sparse_attention as _reference
+from deepinfer.ops.sparse_attention.scratch import workspace
 
 sparse_attention = Op(_reference)
 sparse_attention.add(
@@ -33,6 +34,19 @@ sparse_attention.add(
         refuses="deepinfer.ops.sparse_attention.triton:refuses",
         pack="deepinfer.ops.sparse_attention.triton:pack",
         order_class="triton",
+        workspace=workspace,
+    )
+)
+sparse_attention.add(
+    lazy(
+        sparse_attention,
+        "portable",
+        needs="triton",
+        run="deepinfer.ops.sparse_attention.portable:sparse_attention",
+        refuses="deepinfer.ops.sparse_attention.portable:refuses",
+        pack="deepinfer.ops.sparse_attention.triton:pack",
+        order_class="triton",
+        workspace=workspace,
     )
 )
 

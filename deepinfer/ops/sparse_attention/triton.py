@@ -24,7 +24,6 @@ from deepinfer.ops.sparse_attention.triton_split import LOG2_E, SHRUNK, SLOTS
 _MANY = 96  # tokens from which one launch is faster
 _PROGRAMS = 132  # multiprocessors of an H200; a program of the one launch fills one
 _MOST_SLOTS = 1024  # of a key list, whose places fit beside the keys of the one launch
-_MOST_CHANNELS = 512
 
 
 def sparse_attention(
@@ -46,15 +45,12 @@ def sparse_attention(
     Raises:
         ValueError: records are plain.
     """
-    if layout.window.format == "fp32":
-        raise ValueError("sparse_attention: the kernel takes quantised records; use reference")
-    assert ring.stride(1) == layout.window.bytes, "ring rows lie side by side"
-    assert pages is None or pages.latents.stride(1) == layout.latent.bytes, "as do entries"
     given = (q, records, ring, ids, pages, sink, batch, by)
     slots = window if ids is None else window + ids.shape[1] + SLOTS
     if len(q) < _MANY or slots > _MOST_SLOTS:
         tiles = triton_split.choose(len(q))
         return triton_split.tiled(*given, window=window, scale=scale, layout=layout, tiles=tiles)
+    triton_split.check(ring, pages, layout)
     return in_runs(*given, window=window, scale=scale, layout=layout)
 
 
@@ -148,8 +144,4 @@ def refuses(*, arch: str, quantised: bool, head_dim: int, **_facts: object) -> s
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
     if arch != "sm90":
         return f"written for sm90, not {arch}"
-    if not quantised:
-        return "takes quantised records only"
-    if head_dim & (head_dim - 1) or not 64 <= head_dim <= _MOST_CHANNELS:
-        return f"head_dim {head_dim} is no power of two from 64 to {_MOST_CHANNELS}"
-    return None
+    return triton_split.refuses_sizes(quantised=quantised, head_dim=head_dim)

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_wait
 from deepinfer.arch import Records
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.rotation import Rotation
+from deepinfer.ops.sparse_attention.scratch import decoded_rows
 from deepinfer.ops.sparse_attention.triton_shared import attend_rows
 from deepinfer.ops.sparse_attention.triton_split import (
     LOG2_E,
@@ -26,10 +27,6 @@ from deepinfer.ops.sparse_attention.triton_split import (
     fp8_keys,
 )
 
-_LEAST = 128  # tokens of a slice
-_AGAIN = 128  # decoded rows a token, above which decoding costs more than it saves
-_MOST = 1 << 18  # decoded rows: 268 MB at the release's width
-_NARROWEST = 128  # channels: half of them are one swizzled line of shared memory
 _LINES = 16  # keys that a program decodes
 _REGISTERS = (216, 72)  # of a thread that multiplies and of one that brings keys
 
@@ -77,9 +74,7 @@ def rows(tokens: int, width: int, ring: Tensor, pages: PageViews | None, batch: 
     The bound on entries is what the host knows: those of the longest request of the step.
     """
     entries = 0 if pages is None else batch.page_table.shape[1] * pages.entries
-    count = ring.shape[1] + tokens + entries
-    served = tokens >= _LEAST and count <= min(_MOST, _AGAIN * tokens) and width >= _NARROWEST
-    return count if served else 0
+    return decoded_rows(tokens, width, ring.shape[1], entries)
 
 
 def attend_slice(

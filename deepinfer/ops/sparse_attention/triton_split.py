@@ -24,11 +24,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from deepinfer.arch import Records
 from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.rotation import Rotation
+from deepinfer.ops.sparse_attention.scratch import SLOTS, TOKENS
 from deepinfer.ops.triton_fp4 import fp4_pairs
 from deepinfer.ops.triton_rows import turned
 
-SLOTS = 64  # slots of one numerator group; a row's bits depend on it
-_TOKENS = 1024  # at a time; 90 KB of numerators and places each at the release's sizes
+_MOST_CHANNELS = 512
 _HEADS = 64  # a program, padded: the matrix unit takes 64 rows
 LOG2_E = 1 / math.log(2)
 _LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
@@ -251,6 +251,25 @@ def _sum(
     tl.store(out_ptr + at, out, there[:, None])
 
 
+def check(ring: Tensor, pages: PageViews | None, layout: Records) -> None:
+    """Raises:
+    ValueError: records are plain.
+    """
+    if layout.window.format == "fp32":
+        raise ValueError("sparse_attention: the kernel takes quantised records; use reference")
+    assert ring.stride(1) == layout.window.bytes, "ring rows lie side by side"
+    assert pages is None or pages.latents.stride(1) == layout.latent.bytes, "as do entries"
+
+
+def refuses_sizes(*, quantised: bool, head_dim: int) -> str | None:
+    """None if the kernels take a model of these sizes, else why not."""
+    if not quantised:
+        return "takes quantised records only"
+    if head_dim & (head_dim - 1) or not 64 <= head_dim <= _MOST_CHANNELS:
+        return f"head_dim {head_dim} is no power of two from 64 to {_MOST_CHANNELS}"
+    return None
+
+
 def tiled(
     q: Tensor,
     records: Tensor,
@@ -267,6 +286,7 @@ def tiled(
     tiles: Tiles,
 ) -> Tensor:
     """Sparse attention of few tokens (any number works); arguments as the reference's."""
+    check(ring, pages, layout)
     tokens, heads, width = q.shape
     count = 0 if ids is None else ids.shape[1]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -275,7 +295,7 @@ def tiled(
     latents = records.unsqueeze(0) if pages is None else pages.latents
     blocks, recent = triton.cdiv(heads, _HEADS), triton.cdiv(window, SLOTS)
     parts = recent + triton.cdiv(count, SLOTS)
-    some = min(tokens, _TOKENS)
+    some = min(tokens, TOKENS)
     share = q.new_empty((some, heads, parts * SLOTS))
     high = torch.empty((some, parts, heads), dtype=torch.float32, device=q.device)
     total = torch.empty((some, parts, heads, 8), dtype=torch.float32, device=q.device)

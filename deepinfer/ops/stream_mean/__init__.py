@@ -15,5 +15,16 @@ stream_mean.add(
         order_class="triton",
     )
 )
+stream_mean.add(
+    lazy(
+        stream_mean,
+        "tilelang",
+        needs="tilelang",
+        run="deepinfer.ops.stream_mean.tilelang:stream_mean",
+        refuses="deepinfer.ops.tilelang_refusals:streams",
+        pack="deepinfer.ops.stream_mean.tilelang:pack",
+        order_class="tilelang",
+    )
+)
 
 __all__ = ["stream_mean"]
