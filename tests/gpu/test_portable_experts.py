@@ -9,10 +9,10 @@ from torch import Tensor
 from deepinfer.bench import cases
 from deepinfer.ops.experts import ExpertWeights, experts
 from deepinfer.ops.formats import Fp4Weight, Quantised, quantise_fp8
-from tests.gpu.test_experts import poisoned, row_errors
 
 pytest.importorskip("triton")
 from deepinfer.ops.experts import portable as kernels
+from tests.gpu.test_experts import poisoned, row_errors
 
 pytestmark = pytest.mark.gpu
 HIDDEN, INNER = 1280, 768

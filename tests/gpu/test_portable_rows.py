@@ -10,13 +10,13 @@ from deepinfer.ops.cases import Maker
 from deepinfer.ops.mhc_boundary import mhc_boundary
 from deepinfer.ops.sparse_attention import cases as attention_cases
 from deepinfer.ops.sparse_attention import sparse_attention
-from tests.gpu.test_attention import LIKE_THE_RELEASE, SPANS, WIDER
 
 pytest.importorskip("triton")
 from deepinfer.ops.mhc_boundary import portable as boundary
 from deepinfer.ops.mhc_boundary import triton as boundary_hopper
 from deepinfer.ops.sparse_attention import portable as attention
 from deepinfer.ops.sparse_attention import triton as attention_hopper
+from tests.gpu.test_attention import LIKE_THE_RELEASE, SPANS, WIDER
 
 pytestmark = pytest.mark.gpu
 FACTS: dict[str, Any] = {"eps": 1e-6, "hc_eps": 1e-6, "iterations": 20, "quantise": True}
