@@ -30,8 +30,10 @@ aot: .venv/stamp
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[aot]"
 	$(BIN)/python -m deepinfer.bench.aot
 	$(BIN)/python -m deepinfer.bench.aot_tilelang
-	$(BIN)/pytest tests/ops/test_aot.py tests/ops/test_aot_tilelang.py \
-		tests/ops/test_tilelang_kernels.py tests/engine/test_step_memory.py
+	$(BIN)/pytest tests/engine/test_step_memory.py $(addprefix tests/ops/test_, aot.py \
+		aot_tilelang.py attention_launches.py boundary_plan.py draft_kernels.py index_kernels.py \
+		portable_kernels.py portable_linears.py stream_kernels.py tilelang_kernels.py \
+		tilelang_refusals.py)
 
 golden: .venv/stamp
 	$(BIN)/pytest -m golden

@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from deepinfer.ops.portable import refuses_arch
+
 _ADD = 512
 _PROGRAMS = 200  # wanted; somewhat more than one for each multiprocessor of an H200
 _LEAST_STEPS = 4  # steps of 64 columns a segment
@@ -140,8 +142,8 @@ def product(x: Tensor, weight: Tensor, dtype: torch.dtype, tile: Tile | None = N
 
 def refuses_plain(*, arch: str, quantised: bool, hidden: int) -> str | None:
     """Why these products do not serve bf16 numerics on `arch`, or None."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     if not quantised:
         return "takes bf16 input and weights only"
     return f"hidden {hidden} is no multiple of 64" if hidden % 64 else None

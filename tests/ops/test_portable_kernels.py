@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from deepinfer.bench import cases
+from deepinfer.bench.simulate.setup import release_arch
+from deepinfer.model.numerics import CHECKPOINT
+from deepinfer.model.operations import OPS, Operations
 from deepinfer.ops.experts import ExpertWeights, experts
 from deepinfer.ops.formats import Fp4Weight
 from deepinfer.ops.mhc_boundary import mhc_boundary
@@ -83,3 +86,11 @@ def test_a_product_has_one_unit_of_the_gpu_for_all_tiles():
     for (name, target), units in products.items():
         assert len(units) == 1, f"{name} sm{target}: {units}"
     assert products["experts.portable._down", 90].keys() == {frozenset({"wgmma.mma_async"})}
+
+
+@pytest.mark.parametrize("device_arch", ["sm90", "sm100", "sm103"])
+def test_no_operation_of_the_release_falls_back_on_a_gpu(device_arch):
+    bound = Operations.bind(release_arch(), CHECKPOINT, device_arch)
+    chosen = {name: getattr(bound, name).implementation for name in OPS}
+    assert [name for name, one in chosen.items() if one.name == "reference"] == []
+    assert all(one.graph_safe for one in chosen.values())

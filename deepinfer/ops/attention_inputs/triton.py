@@ -7,6 +7,7 @@ from torch import Tensor
 from deepinfer.arch import Record
 from deepinfer.ops import triton_rows
 from deepinfer.ops.attention_inputs.reference import AttentionInputs
+from deepinfer.ops.portable import refuses_arch
 from deepinfer.ops.rotation import Rotation
 
 
@@ -36,8 +37,8 @@ def refuses(
     *, arch: str, quantised: bool, heads: int, head_dim: int, **_facts: object
 ) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     if not quantised:
         return "takes bf16 projections only"
     if heads % 4 or head_dim & (head_dim - 1) or head_dim < 64:

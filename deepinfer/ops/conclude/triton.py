@@ -14,6 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.conclude.reference import Concluded, Group, RowTable
+from deepinfer.ops.portable import refuses_arch
 from deepinfer.step import FLAG_END, FLAG_LIMIT, FLAG_STOP_ID
 
 _END: tl.constexpr = tl.constexpr(FLAG_END)
@@ -104,4 +105,4 @@ def pack(weights: Tensor) -> Tensor:
 
 def refuses(*, arch: str, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    return None if arch in ("sm90", "sm100") else f"written for sm90 and sm100, not {arch}"
+    return refuses_arch(arch)

@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.decoding.reference import Decoding, RowState
+from deepinfer.ops.portable import refuses_arch
 
 _ROWS = 32  # a program
 _COMPARED = 256  # drafts at a time
@@ -149,4 +150,4 @@ def pack(weights: Tensor) -> Tensor:
 
 def refuses(*, arch: str, **_facts: object) -> str | None:
     """None if the kernels serve, else why not; facts as `Op.bind` passes them."""
-    return None if arch in ("sm90", "sm100") else f"written for sm90 and sm100, not {arch}"
+    return refuses_arch(arch)

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.arch import Record
+from deepinfer.ops.portable import refuses_arch
 from deepinfer.ops.rotation import Rotation
 from deepinfer.ops.triton_rows import turned
 
@@ -228,8 +229,8 @@ def pack(weights: Tensor) -> Tensor:
 
 def refuses(*, arch: str, quantised: bool, head_dim: int, **_facts: object) -> str | None:
     """None if the kernels serve, else why not; facts as `Op.bind` passes them."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     if not quantised:
         return "takes quantised records only"
     if head_dim & (head_dim - 1) or head_dim < 64:

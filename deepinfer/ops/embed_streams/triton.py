@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.embed_streams.reference import Embedded
+from deepinfer.ops.portable import refuses_arch
 
 _BLOCK = 1024
 
@@ -56,4 +57,4 @@ def pack(weights: Tensor) -> Tensor:
 
 def refuses(*, arch: str, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    return None if arch in ("sm90", "sm100") else f"written for sm90 and sm100, not {arch}"
+    return refuses_arch(arch)

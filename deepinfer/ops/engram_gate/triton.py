@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.engram_gate.reference import LEAST, EngramGate
+from deepinfer.ops.portable import refuses_arch
 
 _COLUMNS = 1024
 
@@ -86,6 +87,6 @@ def pack(weights: Any) -> Any:
 
 def refuses(*, arch: str, quantised: bool, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     return None if quantised else "takes bf16 streams only"

@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.engram_rows.reference import EngramHash
+from deepinfer.ops.portable import refuses_arch
 
 _TOKENS = 4
 
@@ -64,4 +65,4 @@ def pack(weights: Any) -> Any:
 
 def refuses(*, arch: str, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    return None if arch in ("sm90", "sm100") else f"written for sm90 and sm100, not {arch}"
+    return refuses_arch(arch)

@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from deepinfer.ops.portable import refuses_arch
+
 _BLOCK = 1024
 
 
@@ -47,4 +49,4 @@ def pack(weights: Tensor) -> Tensor:
 
 def refuses(*, arch: str, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    return None if arch in ("sm90", "sm100") else f"written for sm90 and sm100, not {arch}"
+    return refuses_arch(arch)

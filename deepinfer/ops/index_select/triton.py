@@ -23,6 +23,7 @@ from deepinfer.ops.batch import Batch, PageViews
 from deepinfer.ops.index_inputs.reference import IndexQueries
 from deepinfer.ops.index_select.reference import CandidateRule, Selection
 from deepinfer.ops.index_select.scratch import SCORE_BYTES
+from deepinfer.ops.portable import refuses_arch
 from deepinfer.ops.triton_best import best
 from deepinfer.ops.triton_fp4 import fp4_pairs
 
@@ -233,6 +234,6 @@ def pack(weights: Tensor) -> Tensor:
 
 def refuses(*, arch: str, quantised: bool, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     return None if quantised else "takes quantised records only"

@@ -22,6 +22,7 @@ from triton.language.random import philox_impl
 
 from deepinfer.ops.markov_draft.reference import Drafts, Draw, MarkovWeights
 from deepinfer.ops.noise import Purpose
+from deepinfer.ops.portable import refuses_arch
 from deepinfer.ops.sample.draft import Drawing
 
 _ROWS = (128, 64)  # ids a program without and with noise
@@ -276,8 +277,8 @@ def pack(weights: MarkovWeights) -> MarkovWeights:
 
 def refuses(*, arch: str, quantised: bool, markov_rank: int = 0, **_facts: object) -> str | None:
     """None if the kernels serve, else why not; facts as `Op.bind` passes them."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     if not quantised:
         return "takes bf16 weights only"
     if markov_rank & (markov_rank - 1) or (markov_rank and markov_rank < 16):

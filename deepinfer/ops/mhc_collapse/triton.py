@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.mhc_collapse.reference import Collapsed
+from deepinfer.ops.portable import refuses_arch
 
 _COLUMNS = 1024
 _STREAMS = 4
@@ -74,8 +75,8 @@ def pack(weights: Any) -> Any:
 
 def refuses(*, arch: str, quantised: bool, streams: int, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     if not quantised:
         return "takes bf16 streams only"
     return None if streams == _STREAMS else f"{streams} streams; serves {_STREAMS}"

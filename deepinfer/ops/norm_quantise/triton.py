@@ -6,6 +6,7 @@ from torch import Tensor
 
 from deepinfer.ops import triton_rows
 from deepinfer.ops.norm_quantise.reference import Normed
+from deepinfer.ops.portable import refuses_arch
 
 
 def pack(weights: Tensor) -> Tensor:
@@ -20,6 +21,6 @@ def norm_quantise(x: Tensor, weight: Tensor, *, eps: float, quantise: bool) -> N
 
 def refuses(*, arch: str, quantised: bool, **_facts: object) -> str | None:
     """None if the kernel serves, else why not; facts as `Op.bind` passes them."""
-    if arch not in ("sm90", "sm100"):
-        return f"written for sm90 and sm100, not {arch}"
+    if why_not := refuses_arch(arch):
+        return why_not
     return None if quantised else "takes bf16 rows only"

@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from deepinfer.ops.noise import Purpose
+from deepinfer.ops.portable import refuses_arch
 from deepinfer.ops.sample.reference import Sampled, joined
 from deepinfer.ops.sample.reference import sample as by_reference
 from deepinfer.ops.sample.rules import check_masks, constrain_in_parts, forced_ids
@@ -285,4 +286,4 @@ def pack(weights: Tensor) -> Tensor:
 
 def refuses(*, arch: str, **_facts: object) -> str | None:
     """None if the kernels serve, else why not; facts as `Op.bind` passes them."""
-    return None if arch in ("sm90", "sm100") else f"written for sm90 and sm100, not {arch}"
+    return refuses_arch(arch)
